@@ -1,11 +1,11 @@
-# Every target makes its own environment in .venv and installs what it needs; what is done is not done again.
+# Every target creates .venv and installs what it needs, if that is not done already.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 DEVICE ?= cuda
 BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
-# By path, not by import hook: in the folder that holds the clone, a hook would lose to the clone's own folder.
+# By path, not by import hook: in the parent folder of the clone, its directory would shadow a hook.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
 .PHONY: help demo test test-slow gpu-test coverage lint docs docs-serve bench papers faults fuzz mutants lock sbom dist clean
@@ -14,17 +14,17 @@ help:
 	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
-	@echo "make gpu-test  runs on a GPU beside those on the CPU; without one it says so (DEVICE=mps for another device than cuda)"
+	@echo "make gpu-test  compares runs on a GPU with those on the CPU; without a GPU it says so (DEVICE=mps for another device than cuda)"
 	@echo "make coverage  branch coverage of foedus/ by make test, by file, the lowest first"
 	@echo "make lint    ruff, mypy, and which package may import which"
 	@echo "make docs    the site, into site/, without a network; its start page is site/index.html"
 	@echo "make docs-serve  the site on 127.0.0.1:8000, built again when a page changes"
 	@echo "make bench   speed, as ratios measured in one run (ARGS='w1 w3' for some of them; ARGS=--docs writes docs/results/performance.md)"
-	@echo "make faults  processes killed, disks full, checkpoints damaged: every run ends well or in words (ARGS=--quick: seconds)"
+	@echo "make faults  processes killed, disks full, checkpoints damaged: every run gives the right result or a clear error (ARGS=--quick: seconds)"
 	@echo "make fuzz    a million mutated messages, and files"
-	@echo "make mutants hand-made faults, one at a time: the tests must kill 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
+	@echo "make mutants hand-made faults, one at a time: the tests must detect 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
 	@echo "make lock    requirements.lock: what a deployment installs, with hashes"
-	@echo "make sbom    sbom.json: what is installed in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
+	@echo "make sbom    sbom.json: the packages in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
 	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
@@ -82,7 +82,7 @@ fuzz: $(VENV)/.dev
 mutants: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)
 
-# Indexes and folders of wheels are those that uv is told of (UV_DEFAULT_INDEX, UV_INDEX, UV_FIND_LINKS).
+# Indexes and folders of wheels are those that uv is configured with (UV_DEFAULT_INDEX, UV_INDEX, UV_FIND_LINKS).
 lock: $(VENV)/.dev
 	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --custom-compile-command "make lock" -c constraints.txt \
 		--extra flower --extra secure --extra private --no-annotate -o requirements.lock pyproject.toml $(ARGS)
@@ -91,7 +91,7 @@ lock: $(VENV)/.dev
 sbom: $(VENV)/.dev
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(ARGS) $(BIN)/python
 
-# auditwheel finds out with which systems the compiled loops work, and names the wheel so.
+# auditwheel determines on which systems the compiled loops work, and names the wheel accordingly.
 dist: $(VENV)/.dev
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist/built

@@ -139,7 +139,7 @@ class DivergenceError(FoedusError, ArithmeticError):
         return type(self), (str(self), self.round, self.clients), vars(self)
 
 
-class TooFewClients(FoedusError):  # noqa: N818 - says it all
+class TooFewClients(FoedusError):  # noqa: N818 - a readable name
     """Fewer sites answered than required; with a checkpoint the run can be resumed later.
 
     Example:

@@ -3,8 +3,8 @@
     from foedus.testing import check_algorithm
     check_algorithm(MyAlgorithm(), fed)
 
-Each check is a function of its own with the same arguments, so that a test suite can run and name
-them one by one:
+Each check is a separate function with the same arguments, so a test suite can run and name them one
+by one:
 
     @pytest.mark.parametrize("check", foedus.testing.CHECKS, ids=lambda c: c.__name__)
     def test_mine(check):
@@ -55,7 +55,7 @@ def check_algorithm(algorithm: Algorithm, fed: Federation, engine: Any = None) -
 
 
 def check_batched_equals_looped(algorithm: Algorithm, fed: Federation, engine: Any) -> None:
-    """How clients are batched leaves no trace beyond rounding; neither does the engine."""
+    """Results do not depend on the batches of clients or the engine, up to rounding."""
     reference = _run(algorithm, fed, Local(batch=False))
     for other in (Local(batch=True), Local(batch=True, memory=1), engine):
         _close(
@@ -172,9 +172,7 @@ CHECKS: tuple[Callable[[Algorithm, Federation, Any], None], ...] = (
 
 
 class Encoding:
-    """An engine around an engine: every message really is encoded and decoded, and its length added
-    up.
-    """
+    """An engine around an engine: encodes, decodes and counts every message."""
 
     def __init__(self, engine: Any, watch: bool = False):
         self.engine, self.watch = engine, watch
@@ -191,8 +189,8 @@ class Encoding:
 
 
 class EncodingSession(Session):
-    """Messages of an `Encoding`; the clients' copies of held values are rebuilt from them, and must
-    be the server's.
+    """Messages of an `Encoding`; clients' copies of held values are rebuilt from them, and must
+    equal the server's.
     """
 
     def __init__(
@@ -244,7 +242,7 @@ class EncodingSession(Session):
                 )
 
     def _rebuild(self, ask: Ask, ids: Tensor, message: Tree) -> None:
-        """What clients make of the message is what the server has, to the last bit."""
+        """The values that clients rebuild from the message equal the server's, to the last bit."""
         for name, held in ask.held.items():
             if not isinstance(held, HeldArrays):
                 continue
@@ -299,9 +297,7 @@ def _draws(algorithm: Algorithm, rows: int) -> bool:
 
 
 def _numbers(result: Run) -> list[Tensor]:
-    """All numbers that a run ends with: server state, client states, history (but for the
-    clock).
-    """
+    """All numbers at the end of a run: server state, client states, history (except times)."""
     rows = [
         [row.get(c, float("nan")) for c in result.records.columns if c != "seconds"]
         for row in result.records.rows
@@ -330,8 +326,8 @@ def _close(a: Run, b: Run, message: str, tolerance: float = 2e-4) -> None:
                 x, y, rtol=tolerance, atol=tolerance, msg=lambda m: f"{message}: {m}"
             )
     for column in a.records.columns:
-        # A row on the decision border may change sides by rounding: accuracies are compared through
-        # their losses.
+        # A row on the decision boundary may change sides by rounding, so losses are compared, not
+        # accuracies.
         if column == "seconds" or "accuracy" in column:
             continue
         got, want = np.array(b.records.values(column)), np.array(a.records.values(column))

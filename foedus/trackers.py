@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class TensorBoard(Callback):
     """Writes every number of the history to a folder for TensorBoard, with the round as the step.
 
-    A run has a folder of its own within `folder`, called by the algorithm, the seed and a checksum
-    of the settings: the same run again, or resumed, replaces its former record, and every round is
-    shown once. The settings are there as text, the algorithm's also under "HParams".
+    A run has its own folder within `folder`, named by the algorithm, the seed and a checksum of the
+    settings: the same run again, or resumed, replaces its former record, and every round is shown
+    once. The settings are recorded as text, those of the algorithm also under "HParams".
 
     Args:
         folder: The folder, for `tensorboard --logdir`.
@@ -62,8 +62,8 @@ class TensorBoard(Callback):
     def start(self, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier process wrote is void from step 0 on; the rows so far are written again,
-        # so none is lost or doubled.
+        # Records of an earlier process are discarded from step 0 on, and the rows so far are
+        # written again, so none is lost or doubled.
         path = Path(self.folder) / f"{quote(name, safe=' ,=()')}-{_fingerprint(settings)}"
         self.settings, self.writer = settings, SummaryWriter(str(path), purge_step=0)
         for row in rows:
@@ -85,7 +85,7 @@ class TensorBoard(Callback):
         shown = {"foedus": __version__, **flatten(self.settings)}
         table = "\n".join(f"| {k} | {str(v).replace('|', '&#124;')} |" for k, v in shown.items())
         self.writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}", 0)
-        events: Any = self.writer.file_writer  # declared as None, but made for the text
+        events: Any = self.writer.file_writer  # declared as None, but created for the text
         # Not SummaryWriter.add_hparams, which makes a second run of it.
         for summary in hparams(_parameters(self.settings), dict.fromkeys(metrics, 0)):
             events.add_summary(summary)
@@ -98,13 +98,13 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Records a run with MLflow.
 
-    Settings are parameters, each number of the history is a metric by round, and a status stands at
-    the end: FINISHED, FAILED, or KILLED by Ctrl-C. A resumed run continues its own record, found by
-    a checksum of the settings, and no round is logged twice.
+    Settings are parameters, each number of the history is a metric by round, and the final status
+    is FINISHED, FAILED, or KILLED by Ctrl-C. A resumed run continues its own record, found by a
+    checksum of the settings, and no round is logged twice.
 
     Args:
-        experiment: The name of MLflow's experiment, made if there is none.
-        uri: Of the tracking server or database, such as "http://host:5000" or
+        experiment: The name of MLflow's experiment, created if it does not exist.
+        uri: Address of the tracking server or database, such as "http://host:5000" or
             "sqlite:///mlflow.db"; `None`: as MLflow decides ($MLFLOW_TRACKING_URI, or a database in
             the current folder).
 
@@ -157,7 +157,7 @@ class MLflow(Callback):
             "seed": settings["seed"],
             "fingerprint": _fingerprint(settings),
         }
-        # checksums of rows do not leave for a server
+        # checksums of rows are not sent to a server
         tags |= flatten(without_fingerprint(settings)["federation"], "federation")
         tags = {f"foedus.{key}": str(value)[:_LONGEST] for key, value in tags.items()}
         self.run_id = self.client.create_run(experiment, tags=tags, run_name=name).info.run_id
@@ -185,7 +185,7 @@ _AT_ONCE = 100  # parameters in one request
 
 
 def _require(module: str, who: str) -> None:
-    """Raise before the run where a package is missing; the package itself is loaded when the run
+    """Raise before the run if a package is missing; the package itself is loaded when the run
     starts.
     """
     if importlib.util.find_spec(module) is None:
@@ -193,13 +193,14 @@ def _require(module: str, who: str) -> None:
 
 
 def _fingerprint(settings: dict[str, Any]) -> str:
-    """The same for a run and its continuation, another one for other settings."""
+    """A checksum that is the same for a run and its continuation, and differs for other
+    settings."""
     chosen = json.dumps(without_fingerprint(settings), sort_keys=True)
     return f"{zlib.crc32(chosen.encode()):08x}"
 
 
 def _parameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen, by dotted name: the algorithm's settings, and those of the run.
+    """The settings of the algorithm and of the run, by dotted name.
 
     Lists and None become text.
     """
@@ -213,7 +214,7 @@ def _parameters(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """What can be drawn: the round is the step, and what is missing is left out."""
+    """The numbers of a row, without missing ones; the round is the step."""
     return {
         k: float(v)
         for k, v in row.items()

@@ -61,7 +61,7 @@ def test_regression_data(values):
 
 @dataclass(frozen=True)
 class Base(fd.FedAvg):
-    """FedAvg on a small batch, to be spoilt."""
+    """FedAvg on a small batch, to be spoiled."""
 
     lr: float = 0.1
     batch_size: int | None = 16

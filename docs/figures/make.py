@@ -343,7 +343,7 @@ def fednewton() -> Figure:
 
 
 def errors(rows: int, cg: bool, rounds: int = 8) -> list[float]:
-    """Relative error of ridge regression at eight clients of so many rows, round by round."""
+    """Relative error of ridge regression by round, for eight clients with this number of rows."""
     rng = np.random.default_rng(0)
     size, reg, truth = 10, 0.05, rng.normal(size=10)
     parts = []

@@ -330,14 +330,11 @@ def inherited(value: Any) -> str:
     own = set(vars(value).get("__annotations__", {}))
     texts = {k: text for base in reversed(value.__mro__) for k, text in arguments(base).items()}
     fields = [f for f in dataclasses.fields(value) if f.init and f.name not in own]
-    rows = [
-        f"| `{f.name}` | {default_of(f)} | {texts[f.name]} |"
-        for f in fields
-        if f.name in texts and f.name not in arguments(value)
-    ]
+    fields = [f for f in fields if f.name in texts and f.name not in arguments(value)]
+    rows = [f"| `{f.name}` | {default_of(f)} | {texts[f.name]} |" for f in fields]
     if not rows:
         return ""
-    title = f'??? settings "Inherited settings ({len(rows)})"'
+    title = f'??? settings "Inherited settings: {", ".join(f.name for f in fields)}"'
     return "\n    ".join([title, "", "| setting | default | |", "|---|---|---|", *rows])
 
 

@@ -38,6 +38,16 @@ SECTIONS = {
     "explanation": "Explanations",
     "results": "Results",
 }
+BOOST = {
+    "how-to/": 2.0,
+    "explanation/": 2.0,
+    "reference/api/averaging.md": 5.0,
+    "reference/api/index.md": 0.5,
+    "reference/changelog.md": 0.5,
+    "results/papers/": 0.2,
+}
+"""How much a page counts in the search (1 for others): guides before long tables of results."""
+
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 """Each is a page too, with the outputs that it has."""
 
@@ -153,6 +163,8 @@ def parts(text: str) -> Iterator[tuple[str, bool]]:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     place = place_of(page.file)
+    boosts = [b for start, b in BOOST.items() if page.file.src_uri.startswith(start)]
+    page.meta["search"] = {"boost": boosts[0] if boosts else 1.0}
     return "".join(
         text
         if is_code

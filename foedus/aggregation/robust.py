@@ -3,10 +3,10 @@
 One dishonest client can move a plain mean anywhere. These replace the mean (or, times the number of
 clients, the sum) of an exchange. All of them need every reply at once: no sums in a stream or on
 Ray workers, memory for clients x numbers, and no secure aggregation, under which the server sees no
-single reply. None of them is differentially private: a robust mean of clipped replies has another
-sensitivity than a mean. They assume that honest clients send similar replies: the more their rows
-differ, the more honest information is cut off, too. They are for exchanges whose average is asked
-for (`clients.mean`, `clients.sum`); an algorithm that looks at single replies itself (FFGB's
+single reply. None of them is differentially private: the sensitivity of a robust mean of clipped
+replies is not that of a mean. They assume that honest clients send similar replies: the more their
+rows differ, the more honest information is lost. They apply to exchanges that ask for an average or
+a sum (`clients.mean`, `clients.sum`); an algorithm that looks at single replies itself (FFGB's
 functions, FedFW's matrices of rank one) refuses to run with them.
 
 Replies of another form, and those that are not finite, are dropped before anything is computed
@@ -41,7 +41,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Robust(Aggregation):
-    """Base of the robust means: `combine` makes one row of the clients' rows.
+    """Base of the robust means: `combine` maps the rows of the clients to one row.
 
     Args:
         weighted: Whether a client counts by its rows where the algorithm says so. A site reports
@@ -97,7 +97,7 @@ class RobustAggregator(Aggregator):
 
 
 def _stacked(replies: Replies) -> Tree:
-    """Dense replies with a leading client dimension, whatever structured forms they had."""
+    """Replies as dense tensors with a leading client dimension."""
     if replies.separate is None:
         return checks.dense(replies.stacked)
     return replace(replies, separate=[checks.dense(reply) for reply in replies.separate]).stack()
@@ -237,7 +237,7 @@ class TrimmedMean(Robust):
             ordered, ends = _ranked(part, weights)
             starts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
             kept = ends.clamp(max=1 - self.part) - starts.clamp(min=self.part)
-            # a hostile number may be huge: next to nothing of it is too much
+            # a hostile number may be huge: even a rounding error of its weight is too much
             kept = torch.where(kept > _ROUNDING, kept, 0.0)
             return ((kept * ordered).sum(0) / kept.sum(0)).to(x.dtype)
 
@@ -307,7 +307,7 @@ class GeometricMedian(Robust):
         products = _products(x, center)
         squares = products.diagonal()
         scale = _median(squares.sqrt().unsqueeze(1), weights)
-        if not scale:  # half of the weight is there
+        if not scale:  # half of the weight is reached
             return center
         # v = center + sum_i mix_i (x_i - center)
         mix, distances = torch.zeros_like(weights), squares.sqrt()
@@ -380,5 +380,5 @@ class Krum(Robust):
         products = _products(x, _median(x, torch.full((len(x),), 1 / len(x), dtype=torch.float64)))
         squares = products.diagonal()
         apart = (squares.unsqueeze(0) + squares.unsqueeze(1) - 2 * products).clamp(min=0)
-        apart.fill_diagonal_(torch.inf)  # oneself is no neighbour
+        apart.fill_diagonal_(torch.inf)  # a client is not its own neighbor
         return apart.sort(1).values[:, : len(x) - hostile - 2].sum(1)

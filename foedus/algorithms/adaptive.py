@@ -74,6 +74,8 @@ class FedAdam(AdaptiveServer):
 
     with m = 0 and v = tau^2 before the first round, and without bias correction, as in the paper.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         beta2: Decay of the second moment v.
 
@@ -103,6 +105,8 @@ class FedYogi(FedAdam):
 
     which moves by at most (1 - beta2) d^2, so that a round of large changes is forgotten slowly.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Example:
         >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
         >>> run = fd.run(fd.FedYogi(fd.Linear(), lr=0.1, server_lr=0.03), fed, rounds=10)
@@ -127,6 +131,8 @@ class FedAdagrad(AdaptiveServer):
         v <- v + d^2                                                                         line 11
 
     so that steps shrink where changes were large.
+
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
 
     Args:
         server_lr: Server step size (eta): about how far a parameter moves in a round.

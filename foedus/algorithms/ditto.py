@@ -28,6 +28,8 @@ class Ditto(OwnTraining):
     larger lam, the nearer v_i is to w. Messages are FedAvg's. `accuracy` is the global model's,
     `own_accuracy` that of the v_i on the clients' own test rows.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         lam: The pull to the global model (lambda).
 

@@ -28,6 +28,8 @@ class FedAvg(LocalTraining):
     p_i is proportional to client i's number of rows (`weights="uniform"`: equal). With
     `server_lr=1` and no momentum this is the paper's weighted average of the w_i.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         server_lr: Server step size; 1 gives the paper's average.
         server_momentum: Share of v that is kept from round to round (Hsu, Qi and Brown, 2019).

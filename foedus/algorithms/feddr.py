@@ -32,6 +32,8 @@ class FedDR(LocalTraining):
     projection. The prox of f_i is approximated by local training from y_i on f_i(v) + |v - y_i|^2 /
     (2 eta). Absent clients change nothing. All begin at x_i = y_i = h_i, the model's own start.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         domain: The convex set of the parameters.
         eta: Step of the proximal operators.

@@ -31,6 +31,8 @@ class FedDyn(LocalTraining):
     P are the clients of the round, m is the number of all clients. With every client in every round
     this is FedPD.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         weights: How clients count in averages: "uniform", as in the paper, or "rows".
         alpha: Weight of the regularization.

@@ -39,6 +39,8 @@ class FedNova(LocalTraining):
     differential privacy, the clip is that of d_i, the change of one step on average, and a
     multiplies the noise of the average.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         server_lr: Server step size; 1 is the paper's.
 

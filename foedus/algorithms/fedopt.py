@@ -33,6 +33,8 @@ class FedOpt(LocalTraining):
     paper's, without bias correction and with its `tau`; "Adam" here is PyTorch's. The optimizer's
     memory is part of the server's state (`run.state.memory`) and of checkpoints.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         server_optimizer: The name of a class of `torch.optim`, or the class.
         server_lr: Its step size.

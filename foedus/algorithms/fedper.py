@@ -30,6 +30,8 @@ class FedPer(OwnModel):
     Only the body travels, and only its bytes are counted. There is no global model: `own_accuracy`
     is that of the clients' own models on their own test rows, `accuracy` their average on all.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         shared: The names of the body's parameters, as globs separated by spaces: "body.*" for those
             of the submodule `body` of a `torch.nn.Module`, "*0 *1" for the first two layers of

@@ -23,6 +23,8 @@ class FedProx(FedAvg):
         client i:  w_i <- w_i - lr * (g_i(w_i) + mu (w_i - w));  sends w_i - w
         server:    as FedAvg
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         mu: Weight of the proximal term; 0 is FedAvg.
 

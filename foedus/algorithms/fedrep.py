@@ -24,6 +24,8 @@ class FedRep(OwnTraining, FedPer):
 
     The own model has the body that h_i was fitted to, not the b_i that is sent.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
         >>> fedrep = fd.FedRep(fd.MLP(20), shared="*0", lr=0.1, own_steps=20)

@@ -23,6 +23,8 @@ class FineTuned(OwnTraining):
     are FedAvg's. With the default settings v_i is w_i, and is not trained twice. `accuracy` is the
     global model's, `own_accuracy` that of the v_i on the clients' own test rows.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
         >>> run = fd.run(fd.FineTuned(fd.Linear(), lr=0.1, own_lr=0.05), fed, rounds=5)

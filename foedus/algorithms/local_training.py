@@ -1,4 +1,4 @@
-"""What the averaging methods share: a model, a loss, and local training by mini-batch descent."""
+"""The base of the averaging methods: a model, a loss, and local training by mini-batch descent."""
 
 from __future__ import annotations
 
@@ -48,13 +48,12 @@ class LocalTraining(Training, Algorithm):
     takes_sequences: ClassVar[bool] = True
 
     averages_statistics: ClassVar[bool] = False
-    """Whether its server averages running statistics, whatever it does to weights; without it,
-    models that have them are refused.
+    """Whether its server averages running statistics; otherwise models that have them are refused.
     """
 
     keeps_layers: ClassVar[bool] = False
-    """Whether its clients can keep layers of their own (`Model.kept`); without it, models that have
-    such layers are refused.
+    """Whether its clients can keep private layers (`Model.kept`); otherwise models that have such
+    layers are refused.
     """
 
     model: Model = Linear()  # noqa: RUF009 - frozen
@@ -95,7 +94,7 @@ class LocalTraining(Training, Algorithm):
 
         @property
         def divided(self) -> bool:
-            """Whether some parameters stay at their clients, who then have models of their own."""
+            """Whether some parameters stay at their clients, which then have personal models."""
     else:
 
         @property
@@ -146,7 +145,7 @@ class LocalTraining(Training, Algorithm):
         return loss_for(self.loss, classes, steps).value(outputs, y)
 
     def moved(self, w: Params, move: Params, rate: float) -> Params:
-        """w + rate move; running statistics are averaged as they are, whatever the rate."""
+        """w + rate move; running statistics are averaged without the rate."""
         fixed = self.model.statistics
         if not fixed:
             return tree.add(w, move, rate)
@@ -158,7 +157,8 @@ class LocalTraining(Training, Algorithm):
         return {k: v for k, v in w.items() if k not in fixed} if fixed else w
 
     def answer(self, client: Client, w: Params, own: Params) -> tuple[Params, Any]:
-        """What a client sends and keeps after training from w to `own`, a fresh copy."""
+        """The reply and the kept parameters of a client after training from w to `own`, a fresh
+        copy."""
         if not self.divided:
             return tree.map(lambda new, old: new.sub_(old), own, w), client.state
         return {k: own[k] - v for k, v in w.items()}, {"w": own}
@@ -168,7 +168,7 @@ class LocalTraining(Training, Algorithm):
         return int(self.local_steps(torch.tensor(float(data.index.shape[-1]))))
 
     def descend(self, client: Client, w: Params, **terms: Any) -> dict[str, Any]:
-        """Local training from w, and from the client's own parameters where they are not in w; see
+        """Local training from w, and from the client's own parameters for those not in w; see
         `foedus.models.training.descend`.
         """
         if self.divided:

@@ -1,4 +1,4 @@
-"""Base classes of the methods whose clients end up with models of their own."""
+"""Base classes of the methods that give each client a personal model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from foedus.models.schedules import Rate
 
 @dataclass(frozen=True)
 class OwnModel(FedAvg):
-    """FedAvg whose clients keep a model of their own, the `w` of their state.
+    """FedAvg whose clients keep a personal model, the `w` of their state.
 
     It is evaluated on the client's own test rows (`own_accuracy`). A client that has not taken part
-    yet has the model that all start from.
+    yet has the initial model.
     """
 
     personal: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class OwnModel(FedAvg):
 
 @dataclass(frozen=True)
 class OwnTraining(OwnModel):
-    """`OwnModel` with settings for the training of what stays at the client.
+    """`OwnModel` with settings for the training of the parameters that stay at the client.
 
     Args:
         own_lr: Step size of that training, or a schedule; `None`: `lr`.

@@ -27,6 +27,8 @@ class ProjectedFedAvg(FedAvg):
 
     The history has `fw_gap` and `objective`.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         domain: The set D: over all parameters as one vector, or `fd.PerLayer(...)`.
         measure_every: Log `objective` and `fw_gap` every this number of rounds (0: never).

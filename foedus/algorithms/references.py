@@ -1,4 +1,4 @@
-"""The two extremes: every client alone, and all data in one place."""
+"""The two references: separate models for all clients, and one model of the pooled data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from foedus.models.training.memory import fresh_memory
 
 @dataclass(frozen=True)
 class Independent(LocalTraining):
-    """Every client trains a model of its own on its own rows; nothing is ever sent.
+    """Every client trains its own model on its own rows; nothing is sent.
 
-    What a client could do without the others. Its model is evaluated on the client's own test rows
-    (`own_accuracy`), and on the global test set (`accuracy`: the average over clients).
+    This is what clients reach without each other. The model is evaluated on the client's own test
+    rows (`own_accuracy`), and on the global test set (`accuracy`: the average over clients).
+
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.1, min_rows=10)
@@ -59,6 +61,8 @@ class Central(LocalTraining):
     A round makes `epochs` passes over all rows. It is not a federated method: the cost of bringing
     the data together is not counted, and nothing else is sent.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
         >>> run = fd.run(fd.Central(fd.Linear(), lr=0.1), fed, rounds=5)
@@ -69,7 +73,7 @@ class Central(LocalTraining):
     pooled: ClassVar[bool] = True
     averages_statistics: ClassVar[bool] = True
     keeps_layers: ClassVar[bool] = True
-    divided: ClassVar[bool] = False  # there is one place
+    divided: ClassVar[bool] = False  # a single client
 
     def init(self, client: Client) -> dict[str, Any]:
         return fresh_memory(self, self.model.init(client.spec, client.shared))

@@ -40,6 +40,8 @@ class Scaffold(LocalTraining):
     Averages count every client equally, as in the paper; `weights="rows"` counts rows in both
     lines.
 
+    Further settings: `model`, `loss`, `weights`, and those of `fd.Training` (`lr`, `epochs`, ...).
+
     Args:
         weights: How clients count in both averages: "uniform", as in the paper, or "rows".
         option: Which c_i+ of line 12: 1, the gradient at x, or 2, from the distance traveled; 2

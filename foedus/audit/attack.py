@@ -19,7 +19,7 @@ from foedus.geometry.domain import dense
 from foedus.models.base import Model, Params, image_shape
 
 ENOUGH = 1e-12
-"""A mismatch below which an attack is over: the message is explained to float32 rounding."""
+"""A mismatch below which an attack ends: the message is explained up to float32 rounding."""
 
 
 def psnr(image: Tensor, original: Tensor, span: float = 1.0) -> float:
@@ -75,7 +75,7 @@ def gradient(
 
 
 def message(g: Params, domain: ModelDomain | None) -> Any:
-    """What is sent: the gradient, or the extreme point of a set that its oracle finds for it."""
+    """The message: the gradient, or the extreme point of a set that its oracle returns for it."""
     return g if domain is None else domain.lmo(g)
 
 
@@ -97,7 +97,7 @@ def blurred(seen: Params, noise: float, key: Tensor) -> Params:
 
 
 def mismatch(seen: Params, domain: ModelDomain | None) -> Callable[[Params], Tensor]:
-    """How badly a gradient explains a message from `opened`: at least 0, up to rounding."""
+    """The mismatch between a gradient and a message from `opened`: at least 0, up to rounding."""
     if domain is None:
         size = _total(t.square().sum() for t in seen.values())
         return lambda g: _total((g[name] - t).square().sum() for name, t in seen.items()) / size
@@ -122,7 +122,8 @@ def _joined(tensors: Params) -> Tensor:
 
 
 def _mismatch(domain: Domain, s: Tensor, g: Tensor) -> Tensor:
-    """How badly the gradient g explains the extreme point s of one set: the module's table."""
+    """The mismatch between the gradient g and the extreme point s of one set: see the table of the
+    module."""
     tiny = torch.finfo(g.dtype).tiny
     size = torch.linalg.vector_norm(g).clamp(min=tiny)
     if isinstance(domain, L2Ball):
@@ -141,8 +142,8 @@ def _mismatch(domain: Domain, s: Tensor, g: Tensor) -> Tensor:
 def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int | None:
     """The label that the last layer shows, if it shows one.
 
-    The derivative in the last bias is negative for the true label only; where the message is silent
-    about biases, so are the sums of the last weights' rows, if the activations below are positive
+    The derivative in the last bias is negative for the true label only; if the message has no
+    biases, the sums of the rows of the last weights serve, if the activations below are positive
     (sigmoid, ReLU).
     """
     layers = [t for t in list(seen.values())[-2:] if t.shape[0] == classes]
@@ -158,7 +159,7 @@ def label_shown(seen: Params, domain: ModelDomain | None, classes: int) -> int |
 
 
 class Guess(NamedTuple):
-    """Where the observer is after some iterations."""
+    """The state of the observer after some iterations."""
 
     image: Tensor
     label: int
@@ -176,15 +177,15 @@ def attack(
 ) -> Iterator[Guess]:
     """L-BFGS from one random image; yields the start, then the guess of every iteration.
 
-    It never sees the original. explain(image, soft_label) is the mismatch to minimize. label: known
-    already, or None to look for it as well. Images start uniform on [0, 1], which the observer
-    knows to be the range of pixels; a guess is clamped to it. Ends early below `ENOUGH`.
+    It never sees the original. explain(image, soft_label) is the mismatch to minimize. label: the
+    known label, or None to search for it as well. Images start uniform on [0, 1], which the
+    observer knows to be the range of pixels; a guess is clamped to it. Ends early below `ENOUGH`.
     """
     image = random.uniform(random.fold(key, 0), shape, torch.float64).requires_grad_()
     logits = random.normal(random.fold(key, 1), (classes,), torch.float64).requires_grad_()
     known = None if label is None else F.one_hot(torch.tensor(label), classes).double()
     unknowns = [image, logits] if known is None else [image]
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         unknowns,
         max_iter=1,
         max_eval=26,
@@ -196,7 +197,7 @@ def attack(
     last: list[tuple[list[Tensor], Tensor, tuple[Tensor, ...]]] = []
 
     def closure() -> Tensor:
-        # a step begins where the last line search has ended, which is not computed twice
+        # a step begins where the last line search ended; reuse that evaluation
         if not last or not all(map(torch.equal, last[0][0], unknowns)):
             loss = explain(image, logits.softmax(-1) if known is None else known)
             place = [u.detach().clone() for u in unknowns]
@@ -213,7 +214,7 @@ def attack(
         yield Guess(image.detach().clamp(0, 1).float(), found, loss)
         if loss < ENOUGH or iteration == iterations:
             return
-        optimiser.step(closure)
+        optimizer.step(closure)
 
 
 @dataclass(frozen=True, eq=False)

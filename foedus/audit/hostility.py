@@ -28,7 +28,7 @@ STRENGTH = {"scale": 100.0}
 
 @dataclass(frozen=True)
 class _Trusting(FedFW):
-    """FedFW that believes every point."""
+    """FedFW that accepts every point unchecked."""
 
     def outside(self, like: Params) -> Accept:
         return lambda ids, points: {}
@@ -36,7 +36,7 @@ class _Trusting(FedFW):
 
 @dataclass(frozen=True)
 class HostileAudit:
-    """Accuracies by (attack, part of hostile clients, method); None where a run did not end."""
+    """Accuracies by (attack, fraction of hostile clients, method); None if a run did not finish."""
 
     data: str
     rows: int
@@ -64,7 +64,7 @@ class HostileAudit:
 def methods(
     clients: int, quick: bool = False
 ) -> dict[str, tuple[Algorithm, int, Aggregation | None]]:
-    """What is compared: an algorithm, its rounds, and how replies are averaged."""
+    """A method to compare: an algorithm, its rounds, and how replies are averaged."""
     hostile = max(0, min(int(0.4 * clients), (clients - 3) // 2))
     averaging, ball = FedAvg(Linear(), lr=0.1), L2Ball(10.0)
     means: dict[str, Aggregation | None] = {

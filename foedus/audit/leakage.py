@@ -6,9 +6,9 @@ label y, and sends a message m(g) made from the gradient g = grad_w loss(w; x, y
 knows the network, its parameters w and the rule m, and looks for an image x' and a soft label y'
 whose gradient g' explains the message:
 
-    minimise over x', y':   mismatch(m(g), g'),   g' = grad_w loss(w; x', y')
+    minimize over x', y':   mismatch(m(g), g'),   g' = grad_w loss(w; x', y')
 
-by L-BFGS from a random image, with restarts. What is minimised depends on the message:
+by L-BFGS from a random image, with restarts. The mismatch depends on the message:
 
     gradient        |g' - g|^2 / |g|^2
     L2 ball         1 - cos(g', -s): s = -r g / |g| keeps the direction
@@ -19,20 +19,20 @@ by L-BFGS from a random image, with restarts. What is minimised depends on the m
                     of s at g'
 
 For one entry of an L1 ball, m(g') does not change with x' almost everywhere, and comparing it with
-m(g) would have no slope to follow: an attack on it would fail whatever the message tells. The soft
-maximum has a slope everywhere. It asks that the observed entry be the largest in magnitude, with
-its sign, and by a wide margin. The gap of the other sets is zero exactly where s is an answer of
-the oracle for g', and its slope is s minus that answer.
+m(g) would have no gradient to follow: an attack on it would fail whatever the message reveals. The
+softmax has a gradient everywhere. It requires that the observed entry be the largest in magnitude,
+with its sign, and by a wide margin. The gap of the other sets is zero exactly where s is an answer
+of the oracle for g', and its slope is s minus that answer.
 
 The observer first reads the label from the last layer where it can (Zhao, Mopuri and Bilen, "iDLG",
 2020): with cross-entropy, the derivative in the bias of class c is p_c - [c = y], negative for the
 true label only. An extreme point shows it too, often even one with a single entry.
 
-What this does not show. It is one attack, on one image, at one point w. That it fails is no proof
-that others would: they could have priors about images, see many rounds, or know more. It gives no
-guarantee, and differential privacy is another thing. A success is a proof that the message leaks.
-`Reconstruction.twins` is a statement about the message and not about the attack: how many other
-images of the data set would have sent the same one.
+Limits. This is one attack, on one image, at one point w. If it fails, others may still succeed:
+they could have priors about images, see many rounds, or know more. It gives no guarantee, unlike
+differential privacy. A success proves that the message leaks. `Reconstruction.twins` is a statement
+about the message and not about the attack: how many other images of the data set would have sent
+the same one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from foedus.audit.attack import (
     psnr,
 )
 
-_SMALLEST = 64  # pixels: flat rows with fewer features are taken for no image
+_SMALLEST = 64  # pixels: flat rows with fewer features are not treated as images
 _CHUNK = 1 << 22  # gradient entries that are held at a time
 _SAME = 1e-5  # messages that differ by less, relatively, are the same
 
@@ -148,7 +148,7 @@ class Leakage:
         return pd.DataFrame(rows).astype(types)
 
     def _repr_html_(self) -> str:
-        """What notebooks show: how near the best guess from each message came."""
+        """For notebooks: how close the best guess from each message is."""
         rows: list[list[object]] = [
             [
                 name,
@@ -243,7 +243,7 @@ def audit_leakage(
         image: The training row.
         messages: {name: set}, `None` for the gradient itself; by default the gradient and the L2
             and L1 balls of `radius`.
-        radius: Of the default sets.
+        radius: The radius of the default sets.
         model: The network; smooth ones serve the observer best, and the default is DLG's LeNet with
             sigmoids.
         iterations: Steps of an attack.
@@ -253,10 +253,10 @@ def audit_leakage(
         message_noise: Standard deviation of normal noise on every number of the message, relative
             to its norm: what `fd.DifferentialPrivacy` of this `noise` releases of a single client
             (`explained` and `twins` are of the message without it).
-        label: "infer" reads it from the last layer where that shows it, "optimise" looks for it
-            together with the image, as DLG does.
+        label: "infer" reads it from the last layer if possible, "optimise" searches for it together
+            with the image, as DLG does.
         others: Number of training images among which to look for some that send the same message.
-        seed: Of the network, the starts and the noise.
+        seed: Seed of the network, the starts and the noise.
         progress: Whether to show a bar; by default only on a terminal.
 
     Returns:
@@ -443,7 +443,7 @@ def _images(data: str | os.PathLike | Data) -> tuple[str, Tensor, Tensor, int]:
         shape = (1, *shape)
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
-            f"rows of {data.name!r} have shape {tuple(shape)} and are no images: (height, width), "
+            f"rows of {data.name!r} have shape {tuple(shape)} and are not images: (height, width), "
             "(1 or 3, height, width), or a "
             f"square number of at least {_SMALLEST} features, such as 'digits'"
         )

@@ -1,4 +1,4 @@
-"""What differential privacy costs and what it buys, measured: `foedus audit privacy`.
+"""Cost and effect of differential privacy, measured: `foedus audit privacy`.
 
 utility       test accuracy of FedAvg, FedFW, FedBoost and FedNewton against epsilon
 membership    canaries, clients with a row of noise and a label of chance, are in the federation or
@@ -55,9 +55,9 @@ class Trial:
 
 
 def trials(data: Data, public: Data) -> dict[str, Trial]:
-    """The four, set up for data of few features.
+    """The four algorithms, configured for data with few features.
 
-    FedBoost's predictors are trees, fitted on a few rows each of what is public.
+    FedBoost's predictors are trees, each fitted on a few public rows.
     """
     from sklearn.base import clone
     from sklearn.tree import DecisionTreeClassifier
@@ -87,8 +87,8 @@ def utility(
 ) -> pd.DataFrame:
     """Test accuracy at each epsilon, for delta = 1e-5: the mean over `repeats` runs of the four.
 
-    A twelfth of the rows is the server's own, for FedBoost's predictors; the rest is dealt out to
-    the clients at random.
+    A twelfth of the rows is public, for FedBoost's predictors; the rest is divided among the
+    clients at random.
     """
     import pandas as pd
 
@@ -125,8 +125,8 @@ def membership(
     Each of the canaries is in the federation with probability 1/2, beside `clients` honest ones;
     all take part in a round with probability 1/2, and FedAvg trains a linear model. advantage: the
     largest difference of true and false positive rates over all thresholds. auc: the probability
-    that a canary that was in has the smaller loss. chance: what 95 of 100 guesses at random stay
-    below, as advantage. bound: what (epsilon, delta) allows at most, (e^epsilon - 1 + 2 delta) /
+    that a canary that took part has the smaller loss. chance: the advantage that 95 of 100 random
+    guesses stay below. bound: the largest that (epsilon, delta) allows, (e^epsilon - 1 + 2 delta) /
     (e^epsilon + 1).
     """
     import pandas as pd
@@ -199,8 +199,8 @@ def leakage(
 ) -> pd.DataFrame:
     """PSNR of what is rebuilt from a gradient and from FedFW's extreme points, by the noise.
 
-    The noise is `noise` of `fd.DifferentialPrivacy` for a client who is alone: its standard
-    deviation over the norm of the message.
+    The noise is `noise` of `fd.DifferentialPrivacy` for a single client: its standard deviation
+    divided by the norm of the message.
     """
     import pandas as pd
 
@@ -236,7 +236,7 @@ QUICK: dict[str, dict] = {
 
 
 def study(name: str, quick: bool = False, **settings: object) -> pd.DataFrame:
-    """One of the three, in a minute or so; or smaller."""
+    """Run one of the three audits, in about a minute, or a smaller version."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that FedNewton diverges with noise is what is measured
+        warnings.simplefilter("ignore")  # FedNewton may diverge with noise: that is measured here
         return STUDIES[name](**({**QUICK[name], **settings} if quick else settings))

@@ -1,1 +1,1 @@
-"""What everything else stands on: trees of tensors, keyed random numbers, rows, batching."""
+"""The lowest layer: trees of tensors, keyed random numbers, rows, batching."""

@@ -43,7 +43,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Batched(Protocol[Result]):
-    """What `batched` makes of a function, which is still there as `__wrapped__`."""
+    """A function wrapped by `batched`; the original is `__wrapped__`."""
 
     @property
     def __wrapped__(self) -> Callable[[Any, Any], Result]: ...

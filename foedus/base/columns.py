@@ -25,6 +25,6 @@ def part(x: Tensor, columns: Columns, batch: int) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _place(columns: tuple[int, ...]) -> slice | Tensor:
-    """Where columns are: neighbours need not be copied."""
+    """The index of columns: adjacent ones are a slice, which needs no copy."""
     side_by_side = columns == tuple(range(columns[0], columns[0] + len(columns)))
     return slice(columns[0], columns[0] + len(columns)) if side_by_side else torch.tensor(columns)

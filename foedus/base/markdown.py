@@ -1,4 +1,4 @@
-"""Text of other people, numbers and tables in Markdown."""
+"""Untrusted text, numbers and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROWS, _LONGEST = 100, 200
 
 
 def plain(text: object) -> str:
-    """Text of other people in a line of Markdown: nothing in it is markup."""
+    """Untrusted text in a line of Markdown, with all markup escaped."""
     shown = str(text)
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
@@ -30,14 +30,14 @@ def number(value: object) -> str:
 
 
 def listed(texts: Iterable[object], most: int = 20) -> str:
-    """Some texts of other people in one line."""
+    """Some untrusted texts in one line."""
     texts = list(texts)
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(plain(text) for text in texts[:most]) + more
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; of a long one, the first."""
+    """Lines of a table; only the first of a long one."""
     lines = [head, ["---"] * len(head), *rows[:_ROWS]]
     text = [f"| {' | '.join(line)} |" for line in lines]
     return text + ([f"\n... and {len(rows) - _ROWS:,} more."] if len(rows) > _ROWS else [])

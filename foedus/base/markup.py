@@ -17,7 +17,7 @@ _ACCENT = "#3d8bd4"  # can be seen on white and on black
 
 
 class Markup(str):
-    """HTML that is taken as it is; every other text is escaped."""
+    """HTML that is used as it is; all other text is escaped."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def finite(value: object) -> float:
 
 
 def box(title: object, *parts: str) -> Markup:
-    """Parts under a title; what is wider than the notebook is behind a scroll bar."""
+    """Parts under a title; parts wider than the notebook scroll."""
     head = f'<div style="font-weight:600">{text(title, 200)}</div>'
     return Markup(f'<div style="overflow-x:auto;color:inherit">{head}{"".join(parts)}</div>')
 

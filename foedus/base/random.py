@@ -1,11 +1,11 @@
 """Random numbers as a function of a key: the same on every engine, batch size and device.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
-2011), compiled where that was possible (`foedus.kernels`), else in NumPy's integer operations: most
-draws are small, and there NumPy costs a fraction of what tensor operations do. A *key* is an int64
-tensor of two 32-bit words; word `i` of the stream of a key depends on the key and on `i` alone, so
-a longer draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a
-key and integers: foedus keys every client step by (seed, round, exchange, client).
+2011), compiled if possible (`foedus.kernels`), otherwise in NumPy's integer operations: most draws
+are small, and for those NumPy is much faster than tensor operations. A *key* is an int64 tensor of
+two 32-bit words; word `i` of the stream of a key depends only on the key and on `i`, so a longer
+draw begins with the shorter one and padding changes nothing. `fold` makes a new key from a key and
+integers: foedus keys every client step by (seed, round, exchange, client).
 
 All functions work under `torch.func.vmap` with a batched key, and with leading batch dimensions on
 the key: a key of shape `(c, 2)` gives draws of shape `(c, *shape)`.
@@ -58,7 +58,7 @@ def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _one_block(counter: list[int], key: list[int]) -> list[int]:
-    """The first two words of `_philox` in Python's integers: arrays cost more for so little."""
+    """The first two words of `_philox` in Python's integers: faster than arrays for one block."""
     (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         p, q = a * 0xD2511F53, c * 0xCD9E8D57
@@ -68,7 +68,7 @@ def _one_block(counter: list[int], key: list[int]) -> list[int]:
 
 
 def _first(t: Tensor) -> np.ndarray:
-    """The last dimension in front."""
+    """Move the last dimension to the front."""
     return t.movedim(-1, 0).numpy()
 
 
@@ -118,13 +118,13 @@ class _Fold(torch.autograd.Function):
 
 
 def _aligned(*tensors: Tensor) -> list[Tensor]:
-    """With dimensions of size 1, so that a client's meet from the right, behind the clients'."""
+    """Insert dimensions of size 1 after the batch dimensions, for broadcasting."""
     rank = max(t.dim() for t in tensors)
     return [t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors]
 
 
 def _call(function: type[torch.autograd.Function], *args) -> Tensor:
-    """Outside of vmap the plain function: `apply` costs more than a small draw."""
+    """Outside of vmap, call the plain function: `apply` costs more than a small draw."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return function.forward(*args)
@@ -230,14 +230,15 @@ def permutation(key: Tensor, n: int, valid: Tensor | None = None) -> Tensor:
 
 
 _MANY = 1 << 13
-"""From this many things on, a word for each takes longer than to draw a few of them one by one."""
+"""From this size on, drawing a word for each element is slower than drawing a few elements one by
+one."""
 
 
 def subset(key: Tensor, n: int, size: int) -> Tensor:
-    """`size` different ones of 0 .. n - 1, every set as likely as any other, in ascending order.
+    """`size` different elements of 0 .. n - 1, uniform over all subsets, in ascending order.
 
-    A few of many are drawn one by one, and those that came before are passed over; else they are
-    the first of a `permutation`, without sorting all of it.
+    A few of many are drawn one by one, skipping repetitions; otherwise they are the first of a
+    `permutation`, without sorting all of it.
     """
     if n >= _MANY and 4 * size <= n:
         count = size + size * size // n + 64
@@ -263,16 +264,16 @@ def _check_places(n: int) -> None:
 
 
 def _ranks(drawn: np.ndarray) -> np.ndarray:
-    """Words with their places below them, in one integer: sorting it is faster than `argsort`.
+    """Words with their positions in the low bits of one integer: sorting it is faster than
+    `argsort`.
 
-    Equal words, one pair in 2^32, keep their order: a bias far below what any number of draws could
-    show.
+    Equal words, one pair in 2^32, keep their order: a negligible bias.
     """
     return (drawn << _PLACE_BITS) | np.arange(drawn.shape[-1])
 
 
 class _Order(torch.autograd.Function):
-    """The places 0 .. n - 1 in order of a key's words, those that are not valid last."""
+    """The positions 0 .. n - 1 in the order of a key's words, invalid ones last."""
 
     @staticmethod
     def forward(key: Tensor, valid: Tensor, n: int) -> Tensor:

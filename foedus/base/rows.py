@@ -17,14 +17,14 @@ class Rows:
     """A client's rows, padded to the largest client of its batch; padding has weight 0.
 
     Its objective is sum_j share_j loss_j, where share_j is 1/n for each of its n rows; or w_j / n,
-    where rows have weights w_j of their own, whose mean over the rows of all clients is 1
-    (`table_w`; `None`: all count alike).
+    if rows have weights w_j, whose mean over the rows of all clients is 1 (`table_w`; `None`: equal
+    weights).
 
-    The rows of all clients lie in one table; `index` says which are this client's. Reading `x` and
-    `y` collects them (or gives a view, where the engine keeps the batch stacked); a mini-batch loop
-    takes what it needs by `index`, once. `spec` is the form of the data (classes, outputs): what
-    `Algorithm.prepare` needs besides the rows. The table may lie on another device than `index` and
-    `weight`: rows come to the index, and training goes to the table.
+    The rows of all clients are in one table; `index` has those of this client. Reading `x` and `y`
+    copies them (or returns a view, if the engine keeps the batch stacked); a mini-batch loop reads
+    the rows it needs by `index`, once. `spec` is the form of the data (classes, outputs), which
+    `Algorithm.prepare` needs as well. The table may be on another device than `index` and `weight`:
+    rows are copied to the device of the index, and training runs on that of the table.
     """
 
     table_x: Tensor
@@ -59,13 +59,13 @@ class Rows:
 
     @property
     def worth(self) -> Tensor | None:
-        """The rows' own weights; `None` where all count alike."""
+        """The weights of the rows; `None` if they are equal."""
         return None if self.table_w is None else take(self.table_w, self.index)
 
     @property
     def counted(self) -> dict[str, Tensor]:
-        """Index and weights, for what is done on a batch of clients at once: "worth" is there where
-        rows have weights of their own.
+        """Index and weights, for functions of a whole batch of clients; with "worth" if rows have
+        weights.
         """
         args = {"index": self.index, "weight": self.weight}
         return args if self.table_w is None else {**args, "worth": take(self.table_w, self.index)}
@@ -77,13 +77,13 @@ class Rows:
 
 
 def shares(args: dict[str, Tensor]) -> Tensor:
-    """What rows count in their client's objective, from `Rows.counted` (n last)."""
+    """The share of each row in its client's objective, from `Rows.counted` (n last)."""
     share = args["weight"] / args["weight"].sum(-1, keepdim=True)
     return share * args["worth"] if "worth" in args else share
 
 
 def tensor_of(array: np.ndarray, integers: bool | None = None) -> Tensor:
-    """An array as a tensor that nothing writes into: without a copy, unless its type differs.
+    """An array as a read-only tensor: without a copy, unless its type differs.
 
     integers: whether it must hold int64 or float32 numbers; `None`: as it is.
     """

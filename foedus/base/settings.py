@@ -55,8 +55,8 @@ from foedus.errors import ConfigError, FoedusError, nearest, shown, unknown
 _BOOLS = (bool, np.bool_)
 
 LOCAL = {"local": True}
-"""Metadata of a field that decides what this process trusts: it is described, and never taken from
-a description, whoever wrote that.
+"""Metadata of a field that decides what this process trusts: it is written to descriptions of
+settings, and never read from one.
 """
 
 

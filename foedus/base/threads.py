@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes with."""
+"""The number of threads of PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread within it: small models lose much by a second where the machine is busy."""
+    """Compute with one thread inside: a second one slows small models down on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -21,5 +21,5 @@ def toml(value: Any) -> str:
         return f"[{', '.join(map(toml, value))}]"
     if value is None or isinstance(value, str):
         text = json.dumps("none" if value is None else value, ensure_ascii=False)
-        return text.replace("\x7f", "\\u007f")  # a control character to TOML, and not to JSON
+        return text.replace("\x7f", "\\u007f")  # a control character in TOML, but not in JSON
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,4 +1,4 @@
-"""Trees of tensors: the only thing that travels, is averaged, or is saved.
+"""Trees of tensors: everything that is sent, averaged or saved is a tree.
 
 A tree is a tensor, a scalar (`int`, `float`, `bool`, `str`, `None`) or a `dict`, `list`, `tuple`,
 `State` or registered node of trees. Payloads, replies, client state and server state are all trees,
@@ -22,7 +22,7 @@ Tree = Any
 
 
 class Node(Protocol):
-    """A dataclass that may stand in a tree."""
+    """A dataclass that may be a node of a tree."""
 
     tree_children: ClassVar[tuple[str, ...]]
     tree_static: ClassVar[tuple[str, ...]]
@@ -75,7 +75,7 @@ def node(cls: Class) -> Class: ...
 @overload
 def node(*, static: tuple[str, ...] = ()) -> Callable[[Class], Class]: ...
 def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
-    """Class decorator: let a dataclass stand in trees.
+    """Class decorator: make a dataclass a node of trees.
 
     Fields in `static` are constants, the others are subtrees.
     """
@@ -86,7 +86,7 @@ def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
         named.tree_children, named.tree_static = tuple(children), tuple(static)
 
         def unflatten(values: Iterable[Any], constants: Any) -> Any:
-            # no __init__: a tree may briefly hold other things than tensors, such as vmap's in_dims
+            # no __init__: a tree may briefly hold values other than tensors, such as vmap's in_dims
             new: Any = object.__new__(cls)
             for name, value in zip(children, values, strict=True):
                 object.__setattr__(new, name, value)
@@ -106,13 +106,13 @@ def node(cls: Any = None, *, static: tuple[str, ...] = ()) -> Any:
 
 
 _KINDS: dict[type, Any] = {}
-"""How PyTorch takes a type apart and puts it together; None for leaves.
+"""How PyTorch flattens and unflattens a type; None for leaves.
 
 Its own functions look this up anew for every node.
 """
 
 Form = tuple | None
-"""Of a tree: (type, what its type needs besides its parts, the parts' forms); None for a leaf."""
+"""The form of a tree: (type, context of the type, forms of the parts); None for a leaf."""
 
 
 def _kind(cls: type) -> Any:
@@ -124,7 +124,7 @@ def _kind(cls: type) -> Any:
 
 
 def map(f: Callable, tree: Tree, *rest: Tree) -> Tree:
-    """Apply `f` to every leaf (and to what is in the same places of `rest`)."""
+    """Apply `f` to every leaf (and to the values at the same places of `rest`)."""
     values, form = flatten(tree)
     if not rest:
         return unflatten([f(v) for v in values], form)
@@ -153,7 +153,7 @@ def _take_apart(t: Tree, values: list, is_leaf: Callable[[Tree], bool] | None) -
 
 
 def in_places(tree: Tree, form: Form) -> list:
-    """What a tree holds in the places of the leaves of a form; dictionaries meet by name.
+    """The values of a tree at the leaves of a form; entries of dictionaries are matched by name.
 
     Raises ValueError where they differ.
     """
@@ -224,7 +224,7 @@ def all_finite(tree: Tree) -> bool:
 def finite(t: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
-    By NumPy, which is many times faster than torch, and without threads in clients' way.
+    With NumPy, which is many times faster than torch here and starts no threads.
     """
     if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
         return bool(np.isfinite(t.detach().numpy()).all())
@@ -261,7 +261,7 @@ def dissolve(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
 
 
 def restore(form: Any, tensors: Mapping[str, Tensor]) -> Tree:
-    """Put a tree together again from `dissolve`'s two parts.
+    """Rebuild a tree from the two parts that `dissolve` returns.
 
     Builds plain containers and known nodes only.
     """

@@ -1,11 +1,11 @@
-"""Sets of short byte strings whose union is found from a list of each, or from a sum alone.
+"""Unions of sets of short byte strings, from a list of each set, or from a sum only.
 
 An invertible Bloom lookup table (Goodrich and Mitzenmacher, 2011) has rows of numbers. A string is
-added to three rows that its hash names: 1 to their count, its bytes to their bytes, and a check to
-their check. Tables of several clients add up. A row in which one string alone lies, put there by c
-clients, holds c times that string: it is read off, taken out of its other two rows, and so on until
-nothing is left. So a server that sees only sums of replies learns the union, and how many clients
-have each string, but not which.
+added to three rows that its hash selects: 1 to their count, its bytes to their bytes, and a
+checksum to their checksum. Tables of several clients are added. A row that contains a single
+string, of c clients, holds c times that string: the string is read, removed from its other two
+rows, and so on until the table is empty. So a server that sees only sums of replies learns the
+union, and how many clients have each string, but not which.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ LONGEST = 62
 
 _BYTES, _CHECK = LONGEST + 1, 4
 _UNIT = 1 / 1024
-"""What 1 is in a reply: small, so that many strings in one row stay within a fixed-point range."""
+"""The unit of integers in a reply: small, so that sums of many strings in one row stay within the
+fixed-point range."""
 
 _HASHES = 3
 TABLE_ROWS = (96, 768, 6144)
-"""Rows of tables that are asked for; they hold about four fifths as many strings."""
+"""Sizes of tables, in rows; a table holds about four fifths as many strings."""
 
 
 def listed(strings: Collection[bytes]) -> Tensor:
-    """Strings one after the other, each behind its length in two bytes."""
+    """Strings one after the other, each preceded by its length in two bytes."""
     parts = [len(s).to_bytes(2, "little") + s for s in sorted(strings)]
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8) if parts else _NOTHING
 
@@ -41,7 +42,7 @@ _NOTHING = torch.zeros(0, dtype=torch.uint8)
 
 
 def read_list(sent: Tensor) -> set[bytes]:
-    """What `listed` made, from an untrusted client."""
+    """The inverse of `listed`, for bytes of an untrusted client."""
     if not isinstance(sent, Tensor) or sent.dtype != torch.uint8 or sent.dim() != 1:
         raise ReplyError("its list of texts is not a list of bytes")
     data, at, found = sent.numpy().tobytes(), 0, set()
@@ -73,7 +74,7 @@ def peeled(total: Tensor) -> list[bytes] | None:
     left = np.rint(total.double().numpy() / _UNIT)
     rows, queue = len(left), list(range(len(left)))
     found: list[bytes] = []
-    while queue and len(found) <= rows:  # a table from elsewhere may go round in circles
+    while queue and len(found) <= rows:  # an invalid table could make it loop forever
         row = queue.pop()
         text = _alone(left[row])
         if text is None or row not in (places := _places(text, rows)):
@@ -85,7 +86,7 @@ def peeled(total: Tensor) -> list[bytes] | None:
 
 
 def _alone(numbers: np.ndarray) -> bytes | None:
-    """The one string that a row holds, as often as its count says."""
+    """The string of a row that contains a single string, as often as its count."""
     count = numbers[0]
     if count < 1:
         return None
@@ -98,7 +99,7 @@ def _alone(numbers: np.ndarray) -> bytes | None:
 
 
 def _numbers(text: bytes) -> np.ndarray:
-    """What a string adds to each of its rows: a count, its length and bytes, and a check."""
+    """The numbers that a string adds to each of its rows: count, length and bytes, checksum."""
     data = bytes([len(text)]) + text + bytes(LONGEST - len(text))
     check = hashlib.blake2b(text, digest_size=_CHECK, person=b"check").digest()
     return np.array([1, *data, *check], np.float64)

@@ -1,7 +1,6 @@
 """The command line, a module for each group of commands.
 
-Whatever computes is imported by the command that needs it, so that `--help` need not wait for
-PyTorch.
+Commands import heavy packages themselves, so that `--help` need not wait for PyTorch.
 """
 
 from foedus.cli import run, diagnose, paper, data, audit, deploy, doctor  # noqa: I001 - the order of commands in --help

@@ -14,12 +14,12 @@ from foedus.errors import DivergenceError, FoedusError
 
 
 class _Commands(TyperGroup):
-    """Turns errors that a user can mend into one message and an exit code."""
+    """Turns errors that a user can fix into one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read the output has seen enough: the caller ends quietly
+        except BrokenPipeError:  # the reader has closed the pipe, as `head` does
             raise
         except (FoedusError, OSError) as error:
             if ctx.params.get("debug") or os.environ.get("FOEDUS_DEBUG", "0") not in ("", "0"):

@@ -48,10 +48,10 @@ def audit_leakage_command(
 ) -> None:
     """Try to rebuild a client's image from its gradient, or from an extreme point of FedFW.
 
-    The attack is Deep Leakage from Gradients. A high PSNR proves that the message gives the image
-    away; a low one proves nothing about other attacks. A label is shown by the last layer, or else
-    searched for together with the image. Twins are other training images that send the very same
-    message.
+    The attack is Deep Leakage from Gradients. A high PSNR proves that the message reveals the
+    image; a low one proves nothing about other attacks. The label is read from the last layer if
+    possible, or searched for together with the image. Twins are other training images that send the
+    same message.
 
     Examples:
 
@@ -147,7 +147,7 @@ def audit_privacy_command(
     ] = None,
     quick: Annotated[bool, Option("--quick", help="Smaller, in seconds.")] = False,
 ) -> None:
-    """Measure what differential privacy costs and what it buys.
+    """Measure cost and effect of differential privacy.
 
     utility: test accuracy of FedAvg, FedFW, FedBoost and FedNewton by epsilon (pendigits, 1,000
     clients). membership: how well the loss on canaries tells which of them took part (digits).

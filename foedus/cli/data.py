@@ -16,9 +16,9 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the data sets: bundled, at hand, and to be downloaded.
+    """List the data sets: bundled, present, and to download.
 
-    Sets are looked for in $FOEDUS_DATA, then in the user's cache.
+    Data sets are searched in $FOEDUS_DATA, then in the user's cache.
 
     Example:
 
@@ -42,7 +42,7 @@ def data_get(
         list[str], Argument(metavar="NAME...", help="Sets that `foedus data list` shows.")
     ],
 ) -> None:
-    """Download data sets into the cache, checked; does nothing for those that are at hand.
+    """Download data sets into the cache and verify their checksums; skips those that are present.
 
     Example:
 

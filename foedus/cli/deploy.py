@@ -60,16 +60,17 @@ def deploy_up_command(folder: Folder) -> None:
 def deploy_server_command(folder: Folder) -> None:
     """Run the server of a folder: it waits for the sites, runs the plan, and writes the results.
 
-    Only what sites need is served to the network. Interrupted, it goes on where it was.
+    Only the routes that sites need are open to the network. After an interruption, run it again: it
+    resumes.
     """
     _flower("deploy").server(folder, typer.echo)
 
 
 @deploy_app.command("site")
 def deploy_site_command(policy: PolicyFile) -> None:
-    """Answer the server, at a site, as its policy allows, until it is ended.
+    """Answer the server at a site, as the policy allows, until interrupted.
 
-    A site runs the foedus that is installed there, and no code that is sent to it.
+    A site runs the foedus that is installed there, never code that is sent to it.
     """
     _flower("deploy").site(policy, typer.echo)
 

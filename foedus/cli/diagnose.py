@@ -19,20 +19,20 @@ def diagnose_command(
     ],
     out: Annotated[Path | None, Option(help="Also write a page with pictures, .html.")] = None,
     plot: Annotated[
-        Path | None, Option(help="Also write the pictures alone, .svg or .png.")
+        Path | None, Option(help="Also write the figures to a file, .svg or .png.")
     ] = None,
     iterations: Annotated[
         int, Option(min=1, help="Rounds of power iterations for FedNewton's measures.")
     ] = 30,
 ) -> None:
-    """Tell how unlike the clients of a federation are, and which algorithms to try on it first.
+    """Measure how much the clients of a federation differ, and recommend algorithms to try first.
 
     The same as fd.diagnose(fed) in Python. It measures distances between the clients' labels and
     features, the shifts and the spectral radius that decide about FedNewton, which kinds of models
     predict held-out rows, and whether clients share a task.
 
-    The file is one for `foedus run` or `foedus compare`; data and split are enough. Where an
-    algorithm in it works on features (FedNewton), they are the ones that are looked at:
+    The file is one for `foedus run` or `foedus compare`; data and split are enough. If an algorithm
+    in it works on features (FedNewton), those features are used:
 
     \b
         data  = { name = "digits" }

@@ -1,4 +1,4 @@
-"""`foedus doctor`: what is installed, what is not, and what to do about it."""
+"""`foedus doctor`: what is installed, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Finding:
 
 
 def version_line() -> str:
-    """foedus, what it runs on and whether compiled loops are there; PyTorch is not loaded."""
+    """Versions of foedus and its platform, and whether compiled loops are available; PyTorch is not
+    loaded."""
     loops = "compiled loops" if _compiled_files() else "no compiled loops"
     return (
         f"foedus {__version__} (Python {platform.python_version()}, torch {_version('torch')}, "
@@ -144,7 +145,7 @@ def _data() -> Iterator[Finding]:
 
 @app.command("doctor")
 def doctor_command() -> None:
-    """Say what is installed, what is not, and what to do about it.
+    """Show what is installed, what is missing, and how to fix it.
 
     Example: foedus doctor
     """

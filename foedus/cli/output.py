@@ -1,4 +1,4 @@
-"""What the commands print: tables, histories, comparisons, links."""
+"""Output of the commands: tables, histories, comparisons, links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise, before the work rather than after it, where a file could not be written.
+    """Raise before the work, not after it, if a file cannot be written.
 
     key: The option, or the key of the configuration file, that names it.
     """
@@ -31,7 +31,7 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def check_writable_folder(path: Path, key: str) -> None:
-    """Raise where files could not be written to a folder, which is made if its parent exists."""
+    """Raise if files cannot be written to a folder, which is created if its parent exists."""
     _check_folder(path if path.exists() else path.parent, path, key)
 
 
@@ -40,7 +40,7 @@ def _check_folder(folder: Path, path: Path, key: str) -> None:
         remedy = f"create it (mkdir -p {shlex.quote(str(folder))}) or choose another place"
         raise _cannot_write(path, key, f"there is no folder {str(folder)!r}; {remedy}")
     try:
-        tempfile.TemporaryFile(dir=folder).close()  # modes tell neither of root nor of file systems
+        tempfile.TemporaryFile(dir=folder).close()  # mode bits are not enough: root
     except OSError as error:
         why = f"{folder} is not a folder that can be written to ({error.strerror})"
         raise _cannot_write(path, key, f"{why}; choose another place") from error
@@ -57,7 +57,7 @@ def require_plots() -> None:
 
 
 def show_comparison(comparison: Comparison, page: Path, title: str | None = None) -> None:
-    """The table, the page, and a last word about what diverged."""
+    """Print the table, write the page, and warn about runs that diverged."""
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -56,10 +56,10 @@ def paper_command(
         Option(help="Run nothing, write Markdown of all that is stored to this folder."),
     ] = None,
 ) -> None:
-    """Reproduce a table or figure of a paper: its numbers beside ours, and whether its claims hold.
+    """Reproduce a table or figure of a paper: its numbers next to ours, and whether its claims
+    hold.
 
-    Without ITEM, lists what there is. Finished cells are kept in --out: a run that was stopped goes
-    on where it was.
+    Without ITEM, lists the items. Finished cells are kept in --out, so an interrupted run resumes.
 
     Examples:
 

@@ -54,9 +54,7 @@ def _toml(value: Any, named: Sequence[str] = ()) -> str:
 
 
 class Reader:
-    """Walks a parsed file; every complaint names the file, the dotted key and what is allowed
-    there.
-    """
+    """Walks a parsed file; every error names the file, the dotted key and the allowed values."""
 
     def __init__(self, path: Path, command: str):
         self.path, self.command = path, command
@@ -189,8 +187,8 @@ class Reader:
         return self.attempt(at, lambda: cls(**values), fields)
 
     def attempt(self, at: str, make: Callable[[], Any], fields: Iterable[str] = ()) -> Any:
-        """Build something that checks its own values; its complaint begins with the name of the
-        field, as a rule.
+        """Build an object that checks its own values; its error usually begins with the name of the
+        field.
         """
         try:
             return make()
@@ -199,7 +197,7 @@ class Reader:
             self.fail(f"{at}.{field[1]}" if field and field[1] in fields else at, str(error))
 
     def value(self, value: Any, hint: Any, at: str) -> Any:
-        """The value as the type hint wants it, or a complaint that says what is expected."""
+        """The value converted to the type hint, or an error that states what is expected."""
         fits, result = self.fit(value, hint, at)
         if not fits:
             self.fail(at, f"{value!r} is {kind_of(value)}, but must be {_describe(hint)}")
@@ -222,7 +220,7 @@ class Reader:
                 inside = tuple(o for o in inside if _by_name(o)) or inside
             for option in sorted(inside, key=lambda o: o is not type(None)):
                 known = _classes(option) if isinstance(value, str) and float in inside else {}
-                if known and value not in known:  # a number in quotes is no name of a class
+                if known and value not in known:  # a number in quotes is not the name of a class
                     continue
                 # another option may fit, or all are described
                 if several and typing.get_origin(option) is Literal:

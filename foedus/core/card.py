@@ -75,7 +75,7 @@ class Card:
             *self.unknown,
             "How the model does on rows of other sites, or of other times, than those above.",
             "Whether it does equally well for groups of people within a site.",
-            "What it is meant for, and what not: whoever publishes it should say so here.",
+            "Intended use and limits: add them here before you publish it.",
         ]
         return "\n".join([*lines, "", "## What is not known", "", *(f"- {u}" for u in unknown), ""])
 

@@ -278,9 +278,9 @@ class Clients:
             chosen = aggregator.among(self.round, self.ids)
             trip = self._trip(step, payload, self.ids[chosen], self.sizes[chosen], accept)
             total = aggregator.total(trip, weights)
-        told = trip if aggregator is None or not aggregator.draws else self
-        self.answered = told.answered if told is trip else self.ids
-        self.answered_rows = told.answered_rows if told is trip else self.sizes
+        source = trip if aggregator is None or not aggregator.draws else self
+        self.answered = source.answered if source is trip else self.ids
+        self.answered_rows = source.answered_rows if source is trip else self.sizes
         return total
 
     def _trip(
@@ -301,7 +301,7 @@ class Clients:
         draws = aggregator is not None and aggregator.draws and not self.free
         if len(ids) == 0 and not draws:
             raise ReplyError(
-                f"round {self.round}: no client takes part, so {step.__name__} has nobody to ask"
+                f"round {self.round}: no client takes part, so {step.__name__} cannot run"
             )
         held = {name: value for name, value in payload.items() if isinstance(value, Held)}
         plain = {name: value for name, value in payload.items() if name not in held}

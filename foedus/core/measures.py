@@ -200,12 +200,12 @@ class Measures:
             round: The round.
         """
         try:
-            told = session.measure(given, run, self.sums, round)
+            measured = session.measure(given, run, self.sums, round)
         except (ReplyError, SecureError, TooFewClients) as error:
             warnings.warn(f"round {round}: the model is not measured: {error}", stacklevel=2)
             self._note("some rounds are not measured", f" (round {round}: {error})"[:300])
             return {}
-        total = self.sums.added(told.sums)
+        total = self.sums.added(measured.sums)
         found: dict[str, Any] = {k: float(v[0]) for k, v in self.sums.finish(total).items()}
         if not np.isfinite(found["loss"]):
             return {"loss": found["loss"]}
@@ -213,13 +213,13 @@ class Measures:
             if not np.isfinite(found[m.name]):
                 self._note(f"{m.name} is NaN on the test rows of all sites: {m.undefined}")
         found["test_rows"] = int(total["rows"][0])
-        if told.left_out:
-            found["not_measured"] = told.left_out
-        if self.kept is not None and told.ids is not None and not self.algorithm.personal:
-            at = np.searchsorted(self.kept.ids, told.ids)
-            self.kept.test_rows[at] = told.sums["rows"].astype(np.int64)
+        if measured.left_out:
+            found["not_measured"] = measured.left_out
+        if self.kept is not None and measured.ids is not None and not self.algorithm.personal:
+            at = np.searchsorted(self.kept.ids, measured.ids)
+            self.kept.test_rows[at] = measured.sums["rows"].astype(np.int64)
             scores = {}
-            for name, values in self.sums.finish(told.sums).items():
+            for name, values in self.sums.finish(measured.sums).items():
                 scores[name] = np.full(len(self.kept.ids), np.nan)
                 scores[name][at] = values
             found |= self._of_clients("", round, scores)
@@ -243,7 +243,7 @@ class Measures:
         elif self.metrics and outputs is None:
             scores = self._by_sums(sums)
             if scores:
-                total = self.sums.added(self._told(sums))
+                total = self.sums.added(self._needed(sums))
                 all_of_them = self.sums.finish(total)
                 found |= {f"own_{k}": float(all_of_them[k][0]) for k in scores}
             if missing := [m.name for m in self.metrics if m.name not in scores]:
@@ -259,21 +259,21 @@ class Measures:
             found |= self._of_clients("own_", round, means | scores)
         return found
 
-    def _told(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    def _needed(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
         """The sums that metrics need, from clients that keep their rows."""
-        told = {k.removeprefix("sums."): v.numpy() for k, v in sums.items() if "sums." in k}
-        if told and (lacking := int(((told["rows"] == 0) & (sums["rows"].numpy() > 0)).sum())):
+        needed = {k.removeprefix("sums."): v.numpy() for k, v in sums.items() if "sums." in k}
+        if needed and (lacking := int(((needed["rows"] == 0) & (sums["rows"].numpy() > 0)).sum())):
             self._note(
                 "metrics of clients' own models leave out some clients, whose sites do not allow "
                 "them",
                 f" ({lacking:,})",
             )
-        return told
+        return needed
 
     def _by_sums(self, sums: dict[str, Tensor]) -> dict[str, np.ndarray]:
         """Metrics of each client, from sums."""
-        told = self._told(sums)
-        found = self.sums.finish(told) if told else {}
+        needed = self._needed(sums)
+        found = self.sums.finish(needed) if needed else {}
         return {k: v for k, v in found.items() if k not in ("loss", *self.usual)}
 
     def given(self, outputs: Tensor, predictor: Predictor | None) -> np.ndarray:

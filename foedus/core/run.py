@@ -147,7 +147,7 @@ def run(
         from foedus.engines.local import Local  # imported only when needed
 
         engine = Local()
-    path, told, name = (
+    path, listeners, name = (
         checkpoint_file(checkpoint),
         Callbacks(callbacks),
         f"{type(algorithm).__name__}-seed{seed}",
@@ -177,17 +177,17 @@ def run(
                 files.sweep(path)
             if path and resume and files.exists(path):
                 loop.resume(path)
-                told.start(name, loop.settings, loop.history.rows)
+                listeners.start(name, loop.settings, loop.history.rows)
             else:
                 if path:
                     refuse_to_overwrite(path)
-                told.start(name, loop.settings, [])
+                listeners.start(name, loop.settings, [])
                 loop.start()
                 if path:
                     loop.save(path)
-                told.row(loop.history.rows[-1])
-            if told.why is not None:
-                _end_here(loop, told.why, path)
+                listeners.row(loop.history.rows[-1])
+            if listeners.why is not None:
+                _end_here(loop, listeners.why, path)
             with (
                 RoundProgress(type(algorithm).__name__, rounds, progress) as bar,
                 Interrupts(enabled=path is not None) as interrupts,
@@ -200,15 +200,15 @@ def run(
                     if path and (interrupts.asked or finished or loop.done % checkpoint_every == 0):
                         loop.save(path)
                     if made:
-                        told.row(loop.history.rows[-1])
-                    if told.why is not None:
-                        _end_here(loop, told.why, path)
+                        listeners.row(loop.history.rows[-1])
+                    if listeners.why is not None:
+                        _end_here(loop, listeners.why, path)
                     interrupts.raise_if_asked(
                         f"stopped after round {loop.done}; go on with resume=True and "
                         f"checkpoint={str(path)!r}"
                     )
             result = loop.result()
-            told.end(result, None)
+            listeners.end(result, None)
             return result
         except DivergenceError as error:
             _name_loss(error, algorithm)
@@ -217,17 +217,17 @@ def run(
                 error.add_note(
                     f"The last good state is in {path}; error.run holds the rounds before."
                 )
-            told.end(error.run, error)
+            listeners.end(error.run, error)
             raise
         except BaseException as error:
-            told.end(None, error)
+            listeners.end(None, error)
             raise
         finally:
             loop.session.close()
 
 
 def _name_loss(error: DivergenceError, algorithm: Algorithm) -> None:
-    """Say that a user's own loss may be what is not finite."""
+    """Note that a user's own loss may be the cause of numbers that are not finite."""
     loss = vars(algorithm).get("loss")
     if callable(loss):
         error.args = (

@@ -98,7 +98,7 @@ class SecureChannel(ABC):
         """Begin an exchange; returns the clients that can be asked."""
 
     @abstractmethod
-    def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
+    def question(self, ask: Ask, weights: str | None, extra: dict[str, Any]) -> str:
         """The hash of everything that clients are asked; they can compute it, too."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class SecureChannel(ABC):
         phase: str,
         questions: dict[int, Tree],
         weights: str | None,
-        told: dict[str, Any],
+        extra: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
         """Send the questions of a phase to clients; returns an answer or an error for each."""
 

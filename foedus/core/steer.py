@@ -103,8 +103,8 @@ class Watch:
         self.stop_higher = stop is not None and _higher(stop.metric, metrics, stop.maximize)
         self.best_metric = keep_best
         same = stop is not None and stop.metric == keep_best
-        told = stop.maximize if same and stop else None
-        self.best_higher = keep_best is not None and _higher(keep_best, metrics, told)
+        maximize = stop.maximize if same and stop else None
+        self.best_higher = keep_best is not None and _higher(keep_best, metrics, maximize)
         self.columns = ("loss", "own_loss") if classes else ("mse", "own_mse")
         self.y_test, self.classes = y_test, classes
         self.first: dict[str, float] = {}

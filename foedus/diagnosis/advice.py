@@ -1,4 +1,5 @@
-"""What to try on a federation, by rules on the measures of a diagnosis: docs/how-to/diagnose.md."""
+"""Which algorithms to try on a federation, by rules on the measures of a diagnosis:
+docs/how-to/diagnose.md."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ _NET: dict[str, Any] = {"lr": 0.1, "epochs": 5}
 
 @dataclass(frozen=True)
 class Rule:
-    """When the facts of a diagnosis are so, then this algorithm, for this reason.
+    """A rule: if a condition on the measures holds, recommend this algorithm, for this reason.
 
-    `text` is filled in with the facts.
+    `text` is formatted with the measures.
     """
 
     aim: str
@@ -52,7 +53,7 @@ class Advice:
 
     def __str__(self) -> str:
         head = f"{self.aim}:" + ("" if self.algorithm is None else f" {self.code}")
-        return "\n    ".join([head, *textwrap.wrap(self.text, 106)])
+        return "\n    ".join([head, *textwrap.wrap(self.text, 96)])
 
 
 def _skewed(m: dict[str, Any]) -> bool:
@@ -60,14 +61,14 @@ def _skewed(m: dict[str, Any]) -> bool:
 
 
 def _trees_fit(m: dict[str, Any]) -> bool:
-    """Trees are worth their bytes, and clients have enough labels to grow useful ones."""
+    """Whether trees are worth their bytes, and clients have enough labels to fit useful ones."""
     better = m["fit_trees"] >= max(m["fit_features"], m.get("fit_linear", 0.0)) + 0.02
     enough = m["labels_held"] >= min(3, m["classes"]) and m["rows_median"] >= 20
     return m["tabular"] and better and enough
 
 
 def _adds_up(m: dict[str, Any]) -> bool:
-    """A shared and a private model together explain more than either, and not by chance."""
+    """Whether a shared and a private model together explain significantly more than either."""
     return m["gain"] >= max(0.003, 2 * m["gain_noise"])
 
 
@@ -76,7 +77,7 @@ def _tasks_differ(m: dict[str, Any]) -> bool:
 
 
 def _curves_do_it(m: dict[str, Any]) -> bool:
-    """One nonlinear model explains what linear ones need a model for each client for."""
+    """Whether one nonlinear model explains as much as a linear model for each client."""
     return m["fit_best"] >= m["both"]
 
 
@@ -103,7 +104,7 @@ def _newton(solver: Literal["newton", "cg"]) -> Callable[[Diagnosis], Algorithm]
 
 
 _NEWTON = (
-    " It ends where all rows in one place would: about {fit_features:.3f} on held-out rows. A "
+    " Its result is that of pooled rows: about {fit_features:.3f} on held-out rows. A "
     "client sends {newton_kb:.3g} kB a round (a linear model: {linear_kb:.3g} kB)."
 )
 
@@ -128,7 +129,7 @@ RULES = (
     Rule(
         ONE,
         lambda m: _trees_fit(m) and not _skewed(m),
-        # ten is for cross-entropy, whose slopes are below 1
+        # ten is for cross-entropy, whose gradients are below 1
         lambda s: FFGB() if s.fed.data.classes else FFGB(step=1.0),
         "Trees predict held-out rows best ({fit_trees:.3f}; FedNewton's features "
         "{fit_features:.3f}). Messages are large: a forest of every client in every round.",
@@ -146,21 +147,21 @@ RULES = (
         ONE,
         lambda m: m["radius"] < 0.9,
         _newton("newton"),
-        "The spectral radius is {radius:.2g}: plain Newton converges, and gains a digit every "
+        "The spectral radius is {radius:.2g}: plain Newton converges, by one digit every "
         "{rounds_a_digit:.1f} rounds." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["radius"] >= 0.9,
         _newton("cg"),
-        "The spectral radius is {radius:.3g}: plain Newton would diverge or hardly move, conjugate "
-        "gradients with the same messages do not, however unlike clients are." + _NEWTON,
+        "The spectral radius is {radius:.3g}: plain Newton would diverge or converge slowly; "
+        "conjugate gradients with the same messages converge for any heterogeneity." + _NEWTON,
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and _skewed(m),
         _feddyn,
-        "If it is to be a network: label TV is {label_tv:.2f} (by chance "
+        "If you want a network: label TV is {label_tv:.2f} (by chance "
         "{label_tv_by_chance:.2f}), so locally trained networks drift apart. FedDyn corrects that "
         "at the cost of FedAvg's messages; Scaffold sends twice as much.",
     ),
@@ -168,15 +169,14 @@ RULES = (
         ONE,
         lambda m: m["tabular"] and not _skewed(m) and m["classes"] > 0,
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
+        "If you want a network: labels are divided about as by chance (label TV {label_tv:.2f}, "
         "by chance {label_tv_by_chance:.2f}), so plain averaging is enough.",
     ),
     Rule(
         ONE,
         lambda m: m["tabular"] and not m["classes"],
         lambda s: FedAvg(_net(s), **_step(s)),
-        "If it is to be a network: plain averaging is where to begin; there are no labels to be "
-        "divided unequally.",
+        "If you want a network: begin with plain averaging; there is no label skew.",
     ),
     Rule(
         OWN,
@@ -194,73 +194,73 @@ RULES = (
         lambda s: Independent(Linear(), **_step(s)),
         "A client's own linear model reaches {private:.3f} on its rows, one for all {shared:.3f}, "
         "both together {both:.3f}: for its "
-        "own rows a client needs nobody else. Elsewhere such a model is worth little.",
+        "own rows a client does not need the others. On other rows such a model is bad.",
     ),
     Rule(
         OWN,
         lambda m: not _adds_up(m) and not _tasks_differ(m),
         lambda s: None,
-        "Not needed: one linear model for all reaches {shared:.3f}, own ones {private:.3f}, both "
+        "Not needed: one linear model for all reaches {shared:.3f}, own models {private:.3f}, both "
         "together {both:.3f}.",
     ),
     Rule(
         OWN,
         lambda m: (_adds_up(m) or _tasks_differ(m)) and _curves_do_it(m),
         lambda s: None,
-        "Not needed: one model for all that is not linear reaches {fit_best:.3f} on held-out rows, "
-        "linear ones of the clients' own "
-        "{private:.3f} on theirs, and together with a shared one {both:.3f}.",
+        "Not needed: one nonlinear model for all reaches {fit_best:.3f} on held-out rows; the "
+        "clients' own linear models reach {private:.3f} on their rows, and {both:.3f} together "
+        "with a shared one.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["linear_kb"] >= 1,
         lambda s: FedFW(Linear(), L1Ball(30.0)),
         "If bytes are scarce: a client sends one entry a round, some 20 bytes instead of a linear "
-        "model's {linear_kb:.3g} kB. It takes hundreds of rounds and ends with less accuracy, the "
-        "more so the more features matter.",
+        "model's {linear_kb:.3g} kB. It takes hundreds of rounds and reaches less accuracy, "
+        "especially if many features matter.",
     ),
     Rule(
         UNKNOWN,
         lambda m: m["classes"] > 0,
         lambda s: None,
         "If you have predictors already, from public data or from other sites: "
-        "fd.FedBoost(predictors) learns only how to mix them. If you have unlabelled public rows: "
-        "fd.FFGBDistill(model, public) starts a network from what all clients know.",
+        "fd.FedBoost(predictors) learns only how to mix them. If you have unlabeled public rows: "
+        "fd.FFGBDistill(model, public) starts a network from the knowledge of all clients.",
     ),
     Rule(
         BEWARE,
         lambda m: m["rows_median"] < 20,
         lambda s: None,
         "Half of the clients have no more than {rows_median:g} rows. Distances between them are "
-        "mostly chance, and what a client "
-        "fits to its own rows is noise: let many take part in a round, and make few local steps.",
+        "mostly chance, and a client's own model "
+        "fits noise: let many clients take part in a round, and make few local steps.",
     ),
     Rule(
         BEWARE,
         lambda m: not m["classes"] and not 0.1 <= m["spread_y"] <= 10,
         lambda s: None,
-        "The standard deviation of y is {spread_y:.3g}. Steps of gradient methods are for numbers "
-        "of about 1, and diverge or crawl here: divide y by it first (FedNewton does not mind).",
+        "The standard deviation of y is {spread_y:.3g}. The step sizes of gradient methods are "
+        "for y of about 1, and diverge or are slow here: divide y by it first (not needed for "
+        "FedNewton).",
     ),
     Rule(
         BEWARE,
         lambda m: m["omega_w1"] > 1.5 * m["omega_w1_by_chance"] and not _skewed(m),
         lambda s: None,
         "Features differ between clients (omega_W1 {omega_w1:.3g}, by chance "
-        "{omega_w1_by_chance:.3g}) and labels do not: look at "
-        "units and scaling at the sites first.",
+        "{omega_w1_by_chance:.3g}) and labels do not: check units and scaling at the sites first.",
     ),
 )
 
 
 def advise(found: Diagnosis) -> list[Advice]:
-    """The advice of all rules that apply, in their order."""
+    """The advice of all rules whose conditions hold, in their order."""
     facts = found.facts
     return [Advice(r.aim, r.make(found), r.text.format_map(facts)) for r in RULES if r.when(facts)]
 
 
 def code(value: Any) -> str:
-    """A dataclass as source code: only what differs from its defaults."""
+    """A dataclass as source code, without settings at their defaults."""
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown, by_position = [], True

@@ -1,4 +1,4 @@
-"""`fd.diagnose`: measures of a federation before training, and what to try first."""
+"""`fd.diagnose`: measures of a federation before training, and a recommended algorithm."""
 
 from __future__ import annotations
 
@@ -44,23 +44,22 @@ def diagnose(
     engine: Any = None,
     **former: Any,
 ) -> Diagnosis:
-    """Measure how unlike the clients are, and advise which algorithms to try first.
+    """Measure how much the clients differ, and recommend algorithms to try first.
 
     Sizes and labels are those of all clients. Everything else is measured on at most 100 clients,
-    drawn at random, and 20,000 rows: if there are more, the clients with most rows leave some out.
-    Rows are looked at in one place, as a simulation can; of a real federation's sites only
-    `fd.spectrum` may be asked.
+    drawn at random, and 20,000 rows: if there are more, rows of the largest clients are left out.
+    All rows are read in one place, which is possible in a simulation only; between real sites, use
+    `fd.spectrum`.
 
     Args:
         fed: The federation.
         algorithm: A `fd.FedNewton`, whose spectral radius is measured: `radius`, and whether the
             plain iteration `converges`.
         reg: lambda of FedNewton, if no `algorithm` is given.
-        features: Feature map of FedNewton, if no `algorithm` is given. By default both are those
-            that do best on held-out rows, out of linear features and random Fourier features of
-            three bandwidths.
+        features: Feature map of FedNewton, if no `algorithm` is given. By default both are the best
+            on held-out rows of linear features and random Fourier features of three bandwidths.
         iterations: As in `fd.spectrum`.
-        seed: Of all random draws.
+        seed: Seed of all random draws.
         engine: As in `fd.spectrum`.
         **former: Not used; an error names the argument that replaced one of `fd.survey`.
 
@@ -98,7 +97,7 @@ def diagnose(
         features = features_of(features)
         features.check(fed.spec)
     rng = np.random.default_rng(seed)
-    fed = fed.select(np.argsort(fed.ids))  # the order of clients decides nothing
+    fed = fed.select(np.argsort(fed.ids))  # the result does not depend on the order of clients
     part = _sample(fed, rng)
     scores, features, reg = fits(fed, features, reg, rng, seed)
     return Diagnosis(
@@ -116,7 +115,7 @@ def diagnose(
 
 
 def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -> Any:
-    """fd.diagnose(fed, features, reg) as it was: FedNewton's spectral radius alone."""
+    """fd.diagnose(fed, features, reg) of earlier versions: only FedNewton's spectral radius."""
     text = "fd.diagnose(fed, features, reg) is now fd.spectrum(fed, features, reg); "
     text += "fd.diagnose(fed, algorithm=fd.FedNewton(...)) has its radius beside everything else"
     warnings.warn(text, FutureWarning, stacklevel=3)
@@ -150,8 +149,8 @@ class Diagnosis:
         features: The feature map.
         fits: How well a "linear" model, one on the "features", and "trees" predict held-out rows
             with all other rows in one place: accuracy, or for regression the share of the variance
-            explained. It tells which kind of function is needed.
-        sharing: `fd.Sharing`, FedRes' question.
+            explained. It shows which kind of function is needed.
+        sharing: `fd.Sharing`: whether FedRes would help.
 
     Example:
         >>> fed = fd.split(fd.load("wine"), "dirichlet", clients=4, alpha=0.3)
@@ -232,7 +231,7 @@ class Diagnosis:
 
     @cached_property
     def advice(self) -> list[Advice]:
-        """What to try, and why; `advice[0].algorithm` can be run."""
+        """Recommended algorithms with reasons; `advice[0].algorithm` can be run."""
         from foedus.diagnosis.advice import advise
 
         return advise(self)
@@ -243,7 +242,7 @@ class Diagnosis:
 
         m, labelled = self.facts, self.fed.data.classes is not None
         score = "accuracy" if labelled else "variance explained"
-        found, at_random = [], "rows dealt out at random: "
+        found, at_random = [], "rows permuted: "
         if labelled:
             chance = f"largest {m['label_tv_max']:.3f}; {at_random}{m['label_tv_by_chance']:.3f}"
             found.append(("label TV", f"{m['label_tv']:.3f}", chance))
@@ -259,7 +258,7 @@ class Diagnosis:
         radius = ("FedNewton's spectral radius", f"{m['radius']:.4g}", f"{newton}; {settings}")
         found.append(radius)
         kinds = {"linear": "a linear model", "features": "FedNewton's features", "trees": "trees"}
-        rows = "held-out rows, all rows in one place"
+        rows = "held-out rows, pooled data"
         found += [(f"{score}, {kinds[k]}", f"{v:.3f}", rows) for k, v in self.fits.items()]
         shares = self.sharing.accuracy or self.sharing.explained
         rows = "held-out rows of the same client"
@@ -272,7 +271,7 @@ class Diagnosis:
 
     @property
     def sampled(self) -> str:
-        """What was measured, where that is not everything."""
+        """A note if only a part of the federation was measured."""
         if len(self.part.rows) == len(self.fed.rows):
             return ""
         return (
@@ -288,7 +287,7 @@ class Diagnosis:
         return "\n".join([*lines, "", *map(str, self.advice)])
 
     def _repr_html_(self) -> str:
-        """What notebooks show: advice with its reasons, and all measures."""
+        """For notebooks: advice with its reasons, and all measures."""
         title, *others = self.fed.describe().splitlines()
         advice = [
             [a.aim, "" if a.algorithm is None else markup.Cell(a.code, bold=True), a.text]
@@ -307,7 +306,8 @@ class Diagnosis:
         )
 
     def per_client(self) -> pd.DataFrame:
-        """One row a client of `part`: rows, distances, and what linear models explain there."""
+        """One row for each client of `part`: rows, distances, and the variance that linear models
+        explain."""
         import pandas as pd
 
         columns: dict[str, Any] = {**self.part.client_columns(), "rows": self.part.sizes}
@@ -320,14 +320,14 @@ class Diagnosis:
         return pd.DataFrame({**columns, **shares})
 
     def plot(self, path: str | os.PathLike) -> Path:
-        """Draw labels, distances, similarities and scores as one picture, .svg or .png."""
+        """Draw labels, distances, similarities and scores as one figure, .svg or .png."""
         from foedus.diagnosis.figures import write_picture
 
         write_picture(self, Path(path))
         return Path(path)
 
     def report(self, path: str | os.PathLike) -> Path:
-        """Write one self-contained HTML page: advice with its reasons, pictures, measures.
+        """Write one self-contained HTML page: advice with its reasons, figures, measures.
 
         Needs matplotlib.
         """
@@ -379,7 +379,7 @@ def _dealt_again(fed: Federation, rng: np.random.Generator) -> Federation:
 
 
 def _label_distances(fed: Federation) -> np.ndarray:
-    """Of each client: half the L1 distance between its shares of labels and those of all rows."""
+    """For each client, half the L1 distance between its label frequencies and those of all rows."""
     if fed.data.classes is None:
         return np.zeros(0)
     counts = fed.label_counts()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
     from foedus.diagnosis.diagnose import Diagnosis
 
-_BARS = 40  # more clients than this have no bar, tick or name of their own
+_BARS = 40  # up to this number of clients, each has a bar, tick and name
 
 
 def inline_panels(found: Diagnosis) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def holdings(ax: Axes, fed: Federation) -> None:
 
 
 def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
-    """Name, caption and drawing of every panel that this federation has something to show in."""
+    """Name, caption and drawing of every panel that applies to this federation."""
     fed, labelled = found.fed, found.fed.data.classes is not None
     panels: list[tuple[str, str, Callable[[Axes], None]]] = []
 
@@ -74,7 +74,7 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     add("who holds what", rows, holdings, fed)
     if not labelled or len(fed) > _BARS:
         add("sizes", "Training rows of each client.", _bars, fed.called, fed.sizes, "training rows")
-    line = "The line is their mean with rows dealt out at random."
+    line = "The line is their mean with rows permuted at random."
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows."
         chance = found.facts["label_tv_by_chance"]
@@ -92,14 +92,14 @@ def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
     score = "Accuracy" if labelled else "Share of the variance explained"
     caption = (
         f"{score} on held-out rows: in blue linear models that clients share or have for "
-        "themselves, in grey kinds of models with all rows in one place."
+        "themselves, in gray kinds of models of the pooled data."
     )
     add(score.lower(), caption, _scores, found)
     return panels
 
 
 def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
-    """A bar a client, or where they are many a line of the values in rising order."""
+    """A bar for each client, or for many clients a line of the sorted values."""
     places = range(len(values))
     if len(values) <= _BARS:
         ax.bar(places, values, color=COLORS[0], width=0.8)
@@ -117,7 +117,8 @@ def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | Non
 
 
 def _written(names: Sequence[str]) -> dict[str, Any]:
-    """How the names of clients stand below an axis: long ones upright, so that all can be read."""
+    """Rotation of the names of clients below an axis: long ones are vertical, so that all are
+    readable."""
     look: dict[str, Any] = {"fontsize": 9 if len(names) <= 20 else 6}
     return {**look, "rotation": 90} if len(names) * max(map(len, names)) > 60 else look
 

@@ -10,8 +10,8 @@ import torch
 from foedus.data.federation import Federation
 from foedus.models.features import FeatureMap, Identity, RandomFourier
 
-_ROWS = 8000  # to fit, and as many at most to try on
-# random ones: 500, or 1000 for rows of at least 100 features
+_ROWS = 8000  # rows to fit, and at most as many to test
+# random features: 500, or 1000 for rows of at least 100 features
 _FEATURES, _MANY, _WIDE = 500, 1000, 100
 _BANDWIDTHS = (0.35, 0.7, 1.4)  # times the median distance between rows
 _REGS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -38,9 +38,9 @@ def fits(
 ) -> tuple[dict[str, float], FeatureMap, float]:
     """Scores of a "linear" model, one on FedNewton's "features", and "trees"; features and reg.
 
-    A score is the accuracy, or for regression the share of the variance that is explained. Where
-    features are not given, they are the best of three bandwidths, or linear where that is as good,
-    with the largest reg that is as good.
+    A score is the accuracy, or for regression the share of the variance that is explained. By
+    default, features are the best of three bandwidths, or linear if that is as good, with the
+    largest reg that is as good.
     """
     trial = _Trial(fed, rng, seed)
     linear = trial.ridge(Identity(intercept=True), None) if fed.spec.features <= _LINEAR else None
@@ -58,7 +58,7 @@ def fits(
 
 
 class _Trial:
-    """Rows to fit and rows to try on."""
+    """Rows to fit and rows to test."""
 
     def __init__(self, fed: Federation, rng: np.random.Generator, seed: int):
         rows = rng.permutation(np.sort(fed.rows))
@@ -76,7 +76,7 @@ class _Trial:
         return label.reshape(len(label), -1).astype(np.float64)
 
     def distance(self, rng: np.random.Generator) -> float:
-        """The median distance between two rows (1 where they are all alike)."""
+        """The median distance between two rows (1 if all are equal)."""
         from scipy.spatial.distance import pdist
 
         some = self.x[rng.permutation(len(self.x))[:500]]
@@ -103,7 +103,7 @@ class _Trial:
             error, noise = float(errors.mean()), float(errors.std() / len(errors) ** 0.5)
             found.append(Fit(features, r, error, noise, self.score(outputs)))
         best = min(found, key=lambda f: f.error)
-        return next(f for f in found if f.error <= best.error + best.noise)  # regs fall
+        return next(f for f in found if f.error <= best.error + best.noise)  # regs decrease
 
     def trees(self) -> float:
         from sklearn.ensemble import ExtraTreesRegressor

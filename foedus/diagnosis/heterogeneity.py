@@ -1,4 +1,4 @@
-"""How far the clients' rows are from those of the federation: the radii of FFGB's theorems.
+"""Distances between the clients' rows and those of the federation: the radii of FFGB's theorems.
 
 FFGB: Shen, Hassani, Kale and Karbasi, "Federated functional gradient boosting", Sections 4.1 and
 4.3 and Appendix A.
@@ -83,12 +83,12 @@ def heterogeneity(
     """Distances between the clients' distributions of training rows, as FFGB defines them.
 
     α_i is the empirical distribution of the rows of client i, and α the arithmetic mean of all α_i:
-    each client has weight 1/N, for any number of rows. The labels take no part in α; `label_tv`
-    does the same for them alone.
+    each client has weight 1/N, for any number of rows. Labels are not part of α; `label_tv` is the
+    same distance for labels.
 
     Total variation, (18), is half the L1 distance of the probabilities, where equal rows are one
-    point. Where features are continuous and no two rows are equal it is 1 - 1/N for every split,
-    and says little; W_1 sees how far apart rows are.
+    point. If features are continuous and no two rows are equal, it is 1 - 1/N for every split and
+    not informative; W_1 measures how far apart rows are.
 
     Wasserstein distances, (19), with the Euclidean norm, are exact where the federation has at most
     `max_points` distinct rows, and for one-dimensional features. Otherwise they are sliced: the
@@ -98,19 +98,19 @@ def heterogeneity(
     dimensions it is smaller by a factor of sqrt(d) (for squares d) and more, so compare sliced
     values only with sliced values of the same features.
 
-    Samples of one distribution are apart, too, and the more so the fewer they are and the more
-    features they have: compare a split with `"iid"` with as many clients to see what its scheme
-    adds. `w2` averages over all pairs of clients up to 30 clients, and estimates that average from
-    200 random pairs of more. The order of the clients does not matter.
+    Samples of the same distribution also have a positive distance, which grows with fewer samples
+    and more features: compare a split with `"iid"` for as many clients to see what its scheme adds.
+    `w2` averages over all pairs of clients up to 30 clients, and estimates that average from 200
+    random pairs of more. The order of the clients does not matter.
 
     Args:
         fed: The federation.
-        features: Maps all rows, `[n, ...]`, to what is compared, `[n, d]`, for example an
+        features: Maps all rows, `[n, ...]`, to the vectors to compare, `[n, d]`, for example an
             embedding. Without it rows are compared as they are; image-shaped ones are flattened.
         max_points: Most distinct rows for exact optimal transport.
         projections: Random directions of sliced distances.
         classes: Whether labels are compared too.
-        seed: Of directions and pairs.
+        seed: Seed of directions and pairs.
 
     Returns:
         The distances.
@@ -133,7 +133,7 @@ def heterogeneity(
     import pandas as pd
 
     x, rng = _feature_rows(fed, features), np.random.default_rng(seed)
-    # before any direction, so that exact and sliced distances speak of the same pairs
+    # before any direction, so that exact and sliced distances use the same pairs
     pairs, share = _pairs(fed, rng)
     atoms = _atoms(x, fed)
     exact = len(fed) == 1 or x.shape[1] == 1 or len(atoms.alpha) <= max_points
@@ -224,7 +224,7 @@ class _Atoms(NamedTuple):
     client: np.ndarray
     atom: np.ndarray
     p: np.ndarray
-    offsets: np.ndarray  # of the clients in the three arrays above
+    offsets: np.ndarray  # slices of the clients in the three arrays above
 
     def of(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         part = slice(self.offsets[position], self.offsets[position + 1])
@@ -242,7 +242,7 @@ def _atoms(x: np.ndarray, fed: Federation) -> _Atoms:
 
 
 def _total_variation(atoms: _Atoms) -> np.ndarray:
-    """TV(α, α_i) of each client, half the L1 distance: what α_i has in excess of α."""
+    """TV(α, α_i) of each client, half the L1 distance: the mass of α_i in excess of α."""
     excess = np.maximum(atoms.p - atoms.alpha[atoms.atom], 0.0)
     return np.minimum(np.add.reduceat(excess, atoms.offsets[:-1]), 1.0)
 
@@ -262,8 +262,8 @@ def _exact(x: np.ndarray, atoms: _Atoms, pairs: np.ndarray) -> tuple[np.ndarray,
         atom, p = atoms.of(i)
         surplus = atoms.alpha.copy()
         surplus[atom] -= p
-        # By duality W_1 depends on α - α_i alone: what both have in common need not be moved, nor
-        # enter the problem.
+        # By duality W_1 depends only on α - α_i: mass that both have in common is not moved, and
+        # not part of the problem.
         source, sink = np.flatnonzero(surplus > 1e-15), np.flatnonzero(surplus < -1e-15)
         if len(source) and len(sink):
             mass = surplus[source].sum()
@@ -305,7 +305,7 @@ def _sliced(
 class _Line:
     """W_1(α, α_i) of all clients on a line, ∫ |F - F_i|, by their distribution functions F.
 
-    F_i is constant between neighbouring rows of client i, say c, and F rises; so |F - F_i| is c - F
+    F_i is constant between neighboring rows of client i, say c, and F rises; so |F - F_i| is c - F
     up to the quantile of F at c, and F - c from there. With the integral of F at hand each piece
     takes a few operations, and all clients together O(n log n), where comparing each client with
     all n rows would take n N.

@@ -1,4 +1,4 @@
-"""How much of y a shared model explains, how much a private one, and how much both.
+"""The share of y that a shared model, a private one, and both together explain.
 
 FedRes: Agarwal, Langford and Wei, "Federated residual learning". It adds a private model to a
 shared one at every client, which helps where tasks differ and have something in common. Here linear
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FOLDS = 5
 _COMPONENTS = 64  # more features are replaced by this number of principal components
 _PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
-_NEVER = 1e9  # a penalty that leaves nothing of what it is put on
+_NEVER = 1e9  # a penalty that sets the parameter to zero
 
 MODELS = ("labels", "shared", "private", "both")
 
@@ -43,9 +43,9 @@ class Sharing:
         gain: By how much "both" explains more than the better of "shared" and "private", and the
             standard error of that.
         similarity: [clients, clients], the cosine between the predictions of two clients' private
-            models. On the diagonal are the models of a client's own two halves: what is missing to
-            1 there is noise, and what is missing elsewhere beyond that is that tasks differ. NaN
-            where a client's rows do not determine it (a single row, a single label).
+            models. The diagonal compares models of two halves of a client's rows: its distance to 1
+            is noise, and a larger distance off the diagonal means that tasks differ. NaN if a
+            client's rows do not determine it (a single row, a single label).
         per_client: One row a client: client (its id), rows, and the share that each model explains
             there.
 
@@ -96,14 +96,14 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
 
     "shared" leaves out the second half, "private" the first, "labels" all but c_i; "both" has all
     of it, and is what FedRes converges to. The penalties are the best of a few powers of ten (for
-    c_i, 1: one imaginary row of the average client). "both" may choose to leave out a half. Where
-    private models explain much more than the shared one, tasks differ; where "labels" does so
-    already, only the frequencies of labels do. Rows of more than 64 features are replaced by their
-    64 principal components. The order of the clients does not matter.
+    c_i, 1: one imaginary row of the average client). "both" may leave out a half. If private models
+    explain much more than the shared one, tasks differ; if "labels" does so already, only label
+    frequencies differ. Rows of more than 64 features are replaced by their 64 principal components.
+    The order of the clients does not matter.
 
     Args:
         fed: The federation.
-        seed: Of the folds.
+        seed: Seed of the folds.
 
     Returns:
         The shares of the variance, by model.
@@ -139,7 +139,7 @@ def sharing(fed: Federation, *, seed: int = 0) -> Sharing:
         label = fed.data.y_train[fed.rows]
         outputs = {model: sums.outputs(*p) + mean for model, p in chosen.items()}
         accuracy = {m: float((out.argmax(1) == label).mean()) for m, out in outputs.items()}
-    # where y never varies there is nothing to explain
+    # a constant y has no variance to explain
     explained, gain = dict.fromkeys(each, 0.0), (0.0, 0.0)
     if total > 0:
         explained = {model: float(1 - e.sum() / total) for model, e in each.items()}
@@ -170,7 +170,7 @@ def _deal(fed: Federation, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _features(fed: Federation, seed: int) -> np.ndarray:
-    """Rows as they are compared: standardised, at most `_COMPONENTS` features, and a 1."""
+    """Rows as they are compared: standardized, at most `_COMPONENTS` features, and a 1."""
     x = fed.data.x_train[fed.rows].reshape(len(fed.rows), -1).astype(np.float64)
     x -= x.mean(0)
     deviation = x.std(0)
@@ -184,7 +184,7 @@ def _features(fed: Federation, seed: int) -> np.ndarray:
 
 
 def _targets(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """y centred, `[n, outputs]`, and its mean; several targets count alike."""
+    """y centered, `[n, outputs]`, and its mean; several targets have equal weight."""
     y = fed.data.y_train[fed.rows]
     if fed.data.classes is not None:
         y = np.eye(fed.data.classes)[y]

@@ -52,8 +52,8 @@ def spectrum(
         iterations: Power iterations.
         per_client: Whether to measure the clients' shifts and Upsilon too, which takes a vector for
             each client in every message (without, only the spectral radius: one vector).
-        confidence: With which a client's bounds in Upsilon hold.
-        seed: Of the random vectors.
+        confidence: Confidence of a client's bounds in Upsilon.
+        seed: Seed of the random vectors.
         engine: As in `fd.run`.
 
     Returns:
@@ -98,8 +98,8 @@ class Spectrum:
             `solver="newton"` converges if and only if it is below 1, and multiplies its error by it
             every round. Power iterations approach it from below.
         upsilon: The paper's bound of the same (Theorem 1), with R and P by its Lemmas 1 and 2.
-            Where it is below 1 convergence is certain; it never is on data of realistic size, since
-            it grows with 1 / reg: look at `radius`.
+            If it is below 1, convergence is certain; on data of realistic size it never is, since
+            it grows with 1 / reg: use `radius`.
         columns: The columns of `per_client`: `data_shift` is Delta_Dj = |C_D - C_Dj|, the spectral
             norm of the difference of the covariances of features, estimated as for the paper's
             Figure 4; `model_shift` is Delta_fj, the root mean square over the client's rows of f -
@@ -197,7 +197,7 @@ class _Probe(FedNewton):
         after = clients.mean(self.direction, g=u) - before
         # Rayleigh's quotient of P H - I in H's inner product
         radius = ((after * u).sum() / (before * u).sum()).clamp(min=0)
-        if after.norm() <= 1e-13 * before.norm():  # Newton is exact here: nothing is left to follow
+        if after.norm() <= 1e-13 * before.norm():  # Newton is exact here: the error is zero
             after, radius = before, torch.zeros_like(radius)
         state = state.replace(v=after, radius=radius)
         if not self.per_client:

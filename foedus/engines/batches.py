@@ -23,9 +23,7 @@ clients, batches are the same in every round.
 
 
 class Table:
-    """Which rows of the data are whose, client after client; `order` says where the clients stand
-    in the federation.
-    """
+    """Row numbers by client; `order` has the positions of the clients in the federation."""
 
     def __init__(
         self,
@@ -82,8 +80,8 @@ class Table:
         return self.kept[key]
 
     def stack(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The clients' rows as (c, n, ...): a view if they have one size and lie side by side in
-        the data, else a copy.
+        """The clients' rows as (c, n, ...): a view if they have one size and are adjacent in the
+        data, otherwise a copy.
         """
         index, weight = self.index(positions)
         flat = index.flatten()
@@ -128,7 +126,7 @@ class Table:
                 else len(order)
             )
             stop = min(max(last, at + 1), at + limit(max(n, 1)))
-            # Back into order of position, so that neighbours of one size stay a view.
+            # Back into order of position, so that neighbors of one size stay a view.
             groups.append(positions[order[at:stop]].sort().values)
             at = stop
         return groups
@@ -136,17 +134,18 @@ class Table:
 
 @dataclass(eq=False)
 class Group:
-    """A batch of clients, with what is kept of it between rounds."""
+    """A batch of clients, with the tensors that are cached between rounds."""
 
     positions: Tensor
     stacked: tuple[Tensor, Tensor] | None = None
     prepared: Tree = None
     width: int = 0
-    """Rows that what is kept is padded to; part of a batch keeps the padding of the whole."""
+    """Number of rows to which cached tensors are padded; a part of a batch keeps the padding of the
+    whole."""
 
 
 def members_of(group: Group, positions: Tensor) -> Group | None:
-    """The members of a batch that are among `positions`, with their share of what is kept."""
+    """The members of a batch that are among `positions`, with their part of the cached tensors."""
     present = torch.isin(group.positions, positions)
     if bool(present.all()):
         return group
@@ -155,7 +154,7 @@ def members_of(group: Group, positions: Tensor) -> Group | None:
 
 
 def slices_of(group: Group, size: int) -> Iterator[Group]:
-    """A batch cut into smaller ones, without copying what is kept of it."""
+    """A batch cut into smaller ones, without copying cached tensors."""
     for first in range(0, len(group.positions), size):
         yield _pick(group, itemgetter(slice(first, first + size)))
 

@@ -3,7 +3,7 @@ late; see `foedus.core.delays`.
 
 In round t client i acts on the broadcast of round t - down_i (the first one, until that has
 arrived), and the server has its reply in round t + up_i. A round in which no reply has arrived
-leaves the server as it is. `start` is not delayed, and an empty reply does not travel. Bytes are
+leaves the server unchanged. `start` is not delayed, and empty replies are not sent. Bytes are
 charged when they are sent.
 """
 
@@ -35,7 +35,7 @@ class Delayed(Settings):
             distribution to draw them from once: anything with SciPy's `rvs`, such as
             `scipy.stats.randint(0, 20)`.
         down: Rounds that a broadcast takes, as `up`.
-        seed: Of the drawn delays.
+        seed: Seed of the drawn delays.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "iid", clients=10)

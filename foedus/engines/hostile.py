@@ -1,8 +1,8 @@
 """Hostile clients, simulated: around an engine, some clients send wrong replies.
 
-The session says that its clients are untrusted, as one with real sites does: a reply that fails a
-check is left out of the round, named and counted, and the run goes on. The server itself does not
-know who is hostile.
+The session treats its clients as untrusted, as with real sites: a reply that fails a check is left
+out of the round, named and counted, and the run continues. The server does not know which clients
+are hostile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DRAW, _GARBAGE = 0xFFFFFFFB, 0xFFFFFFFA
 
 @dataclass(frozen=True)
 class Hostile(Settings):
-    """An engine some of whose clients are hostile.
+    """An engine with some hostile clients.
 
     The attacks:
 
@@ -50,15 +50,15 @@ class Hostile(Settings):
         "garbage"     random bytes in place of a message
         "label_flip"  honest replies from flipped labels (`fd.poison`)
 
-    Exchanges that are only measured for the history are not attacked. Delays go around it:
+    Measurements for the history are not attacked. Put delays around it:
     `fd.Delayed(fd.Hostile(...), up=2)`.
 
     Args:
         engine: The engine inside.
-        clients: Ids of the hostile clients, or their share of all clients, drawn by the seed of the
-            run.
+        clients: Ids of the hostile clients, or their fraction of all clients, drawn by the seed of
+            the run.
         attack: What they send.
-        strength: Of "sign_flip" and "scale".
+        strength: Factor of "sign_flip" and "scale".
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "iid", clients=10)
@@ -88,7 +88,7 @@ class Hostile(Settings):
             object.__setattr__(self, "clients", tuple(sorted({int(i) for i in self.clients})))
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Session:
-        """Say who is hostile, and open the engine inside."""
+        """Draw the hostile clients, and open the engine inside."""
         if algorithm.pooled:  # all rows are in one place: nothing is sent
             return self.engine.open(algorithm, fed, seed_key)
         hostile = self.who(torch.from_numpy(fed.ids).sort().values, seed_key)
@@ -112,7 +112,7 @@ class Hostile(Settings):
 
 
 class HostileSession(Session):
-    """A session some of whose replies are corrupted."""
+    """A session that corrupts some replies."""
 
     def __init__(self, inner: Session, settings: Hostile, hostile: Tensor):
         self.inner, self.settings, self.hostile = inner, settings, hostile
@@ -141,8 +141,8 @@ class HostileSession(Session):
     def _replaced(
         self, ask: Ask, ids: Tensor, reply: Tree, stacked: bool, bad: Tensor
     ) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Replies with those of the hostile clients replaced, where the replacement can be read and
-        has the expected form.
+        """Replies with those of hostile clients replaced, if the replacement can be decoded and has
+        the expected form.
         """
         one = (lambda i: _pick(reply, i)) if stacked else (lambda i: reply)
         others: dict[int, Tree] = {}
@@ -221,9 +221,7 @@ def _garbage(ask: Ask, client: int, size: int) -> bytes:
 
 
 def _times(reply: Tree, factor: Tensor) -> Tree:
-    """Replies times a factor, one for each client where there are several; integers, which
-    only count or name, stay.
-    """
+    """Replies times a factor, or a factor for each client; integers are unchanged."""
 
     def times(t: Tensor) -> Tensor:
         return (

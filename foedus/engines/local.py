@@ -1,11 +1,10 @@
-"""The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other
-where that is faster.
+"""The in-process engine: many clients in one call by `torch.func.vmap`, or one after the other if
+that is faster.
 
-The data stays where it is. A batch of clients is an index into it, padded to its largest member;
-padding has weight 0. Mini-batch training takes the rows it needs by that index, so that clients of
-any size share a batch (`Batching.spread`). For algorithms that read all rows every round, a batch
-that comes again is stacked once; clients of equal size that lie side by side need not even be
-copied: their stack is a view.
+The data is not copied. A batch of clients is an index into it, padded to its largest member;
+padding has weight 0. Mini-batch training reads rows by that index, so clients of any size share a
+batch (`Batching.spread`). For algorithms that read all rows every round, a repeated batch is
+stacked once; for adjacent clients of equal size the stack is a view.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from foedus.errors import ConfigError, ReplyError
 from foedus.storage.states import States
 
 _INIT = 0xFFFFFFFD
-"""First states draw from keys of their own, folded from this number and the client's id."""
+"""The keys of first states are folded from this number and the client's id."""
 
 
 _DEVICES: dict[str, Callable[[], bool]] = {
@@ -54,7 +53,8 @@ class Local(Settings):
 
     Args:
         batch: Whether clients are batched; "auto" asks the algorithm and its model.
-        memory: Approximate bytes that one batch may take; more clients are done in several batches.
+        memory: Approximate bytes that one batch may take; more clients are divided into several
+            batches.
         device: Where networks are trained and distilled ("cuda", "cuda:1", "mps", "xpu"): the
             clients' rows are kept there. Everything else, the algorithms' own arithmetic and their
             random draws included, stays on the CPU.
@@ -201,7 +201,7 @@ class LocalSession(Session):
             yield ids, reply, True
 
     def _check_states(self, round: int, positions: Tensor, reply: Tree) -> None:
-        """Where nothing is sent, only this notices that a client's model is no longer finite."""
+        """Check that clients' models are finite, for algorithms that send nothing."""
         if self.remembers and not tree.leaves(reply):
             states = self.states.get_many(positions)
             if not tree.all_finite(states):
@@ -219,7 +219,7 @@ class LocalSession(Session):
     def _groups(self, positions: Tensor, payload: int) -> list[Group]:
         """The batches for these clients.
 
-        Those of the whole federation are kept, with what was prepared for them.
+        Batches of the whole federation are kept, with their prepared values.
         """
         table, spread = self.train, self.batching.spread
 
@@ -233,7 +233,7 @@ class LocalSession(Session):
                 Group(p) for p in table.groups(positions, spread, lambda rows: limit(rows, payload))
             ]
         if self._everyone is None:
-            # Cut by rows alone: what is kept must not depend on which exchange came first.
+            # Cut by rows only: cached batches must not depend on which exchange came first.
             everyone = table.groups(
                 torch.arange(len(self.ids)), spread, lambda rows: limit(rows, 0)
             )
@@ -251,7 +251,7 @@ class LocalSession(Session):
         ]
 
     def _ready(self, group: Group) -> Group:
-        """Make, once, what is kept of a batch that is used in every round."""
+        """Compute the cached tensors of a batch that is used in every round."""
         group.width = int(self.train.sizes[group.positions].max())
         if self.prepares:
             prepare = lambda client: (self.algorithm.prepare(client.data), None)  # noqa: E731
@@ -275,8 +275,8 @@ class LocalSession(Session):
         return torch.zeros(len(group.positions), 2, dtype=torch.int64)
 
     def _stacked(self, run: Callable, table: Table, group: Group, keys: Tensor) -> Tree:
-        """`run` once, for all clients of a batch, where the step allows it (`stacked`) and clients
-        keep no state.
+        """`run` once for all clients of a batch, if the step allows it (`stacked`) and clients keep
+        no state.
         """
         index, weight = table.index(group.positions, group.width)
         late = self._late(group.positions)
@@ -407,7 +407,7 @@ class LocalSession(Session):
     # -- evaluation of personal models -------------------------------------------------------------
 
     def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on its own test rows.
+        """If the algorithm is personal: each client's model on its own test rows.
 
         Sums by client, in id order; metrics: the metrics that need the outputs of all rows, client
         after client, if any.
@@ -431,7 +431,7 @@ class LocalSession(Session):
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None, block: int = 1024
     ) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on the same rows."""
+        """If the algorithm is personal: each client's model on the same rows."""
         block = max(1, block // (self.spec.steps or 1))
         total: dict[str, Tensor] = {}
         total_weight = None if weight is None else weight.double().sum()
@@ -506,7 +506,7 @@ class LocalSession(Session):
         self.states.load(saved)
 
     def save_prepared(self) -> Tree:
-        """What `prepare` has made so far, as a tree, for an engine that keeps it elsewhere."""
+        """The results of `prepare` so far, as a tree, for an engine that stores them."""
         groups = [
             {"positions": g.positions, "prepared": g.prepared, "width": g.width}
             for g in self._everyone or []

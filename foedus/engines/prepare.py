@@ -43,16 +43,16 @@ def prepare(
 
     What `fd.load` fits on the pooled training rows is fitted here through exchanges with the
     clients: means and standard deviations are the same up to rounding, categories the same,
-    quantiles but for the last bit. `fed.settings["preprocess"]` says what was sent.
+    quantiles except for the last bit. `fed.settings["preprocess"]` has the bytes and messages.
 
     Args:
-        fed: Of raw rows; each client sees only its own.
+        fed: A federation of raw rows; each client sees only its own.
         engine: As for `fd.run`.
         aggregation: As for `fd.run`: with `fd.SecureAggregation` no single reply is seen.
         categories: Texts by column that are known in advance; those of other columns are found.
         ranges: (least, largest) value by column. Differential privacy needs one for each column of
             numbers, and `categories`.
-        seed: Of secure aggregation's draws.
+        seed: Seed of the draws of secure aggregation.
 
     Returns:
         The federation with rows for models.
@@ -120,7 +120,7 @@ def recipe_of(
             raise ConfigError(
                 f"scale={recipe.scale!r} and impute={recipe.impute!r}: with differential privacy "
                 "use scale='standard' or None and impute='mean' or 'zero' (whether a value is "
-                "missing is for nobody to know)"
+                "missing must stay secret)"
             )
         for key, given, all_of_them in (
             ("ranges", ranges, [c for c in columns if c not in texts]),
@@ -174,7 +174,7 @@ def bounded(aggregation: Aggregation | None, algorithm: FitPreprocessing) -> Agg
 def exact(aggregation: SecureAggregation, what: str, instead: str = "") -> SecureAggregation:
     """The same with fixed-point numbers whose step fits sums of integers and `blinded` numbers.
 
-    what, instead: for an error, which sums these are, and the alternative.
+    what, instead: for the error: the name of the sums, and the alternative.
     """
     wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
     if (bits := round(math.log2(wide / UNIT)) + 1) > 40:

@@ -1,1 +1,1 @@
-"""Trained models: what they are made of, and how they leave foedus."""
+"""Trained models: their forms, and their export."""

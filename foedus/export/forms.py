@@ -1,4 +1,4 @@
-"""What a trained model is made of: a few kinds of functions of rows.
+"""The forms of trained models: a few kinds of functions of rows.
 
 An algorithm describes its model by a form; predictions, `to_torch`, `to_sklearn` and `to_onnx` all
 follow from it. Forms hold data and no closures, so they can be pickled.

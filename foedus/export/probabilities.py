@@ -13,7 +13,7 @@ from foedus.models.losses import CrossEntropy, Focal, Logistic, WeightedCrossEnt
 
 
 def softmax(outputs: Tensor) -> Tensor:
-    """Of logits."""
+    """The softmax of logits."""
     return outputs.softmax(-1)
 
 
@@ -23,7 +23,8 @@ def sigmoid_shares(outputs: Tensor) -> Tensor:
 
 
 def shares_of(loss: Any, otherwise: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The probabilities that belong to a loss by row; `otherwise`: of a loss that has none."""
+    """The link function of a loss, from outputs to probabilities; `otherwise`: for losses without
+    one."""
     if isinstance(loss, Logistic):
         return sigmoid_shares
     return softmax if isinstance(loss, CrossEntropy | WeightedCrossEntropy | Focal) else otherwise

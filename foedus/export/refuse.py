@@ -1,4 +1,4 @@
-"""What is said of models that an export does not allow."""
+"""Errors for models that an export does not support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ITSELF = "run.model itself, which scikit-learn accepts as a fitted estimator"
 
 
 def kind(form: Any) -> str:
-    """What a form is, for an error."""
+    """The description of a form, for an error."""
     match form:
         case forms.Ensemble(oracle=Forest()):
             return "a weighted sum of trees"
@@ -32,7 +32,7 @@ def kind(form: Any) -> str:
 
 
 def refuse(method: str, form: Any) -> ModelError:
-    """The error for a form that `method` does not allow: what it is, and what to use instead."""
+    """The error for a form that `method` does not support, with an alternative."""
     match form:
         case forms.Ensemble(oracle=Forest()):
             instead = "to_sklearn() or to_onnx(path)"

@@ -38,9 +38,10 @@ def to_onnx(
     preprocess: Preprocessor | None = None,
     classes: np.ndarray | None = None,
 ) -> None:
-    """Write rows -> "outputs", "probabilities" by `shares`, and where `classes` are given "label".
+    """Write a graph from rows to "outputs", "probabilities" by `shares`, and, if `classes` are
+    given, "label".
 
-    The rows are columns by name where `preprocess` knows them, and one array "x" otherwise.
+    The inputs are columns by name if `preprocess` has them, and otherwise one array "x".
     """
     columns = None if preprocess is None else preprocess.names
     graph = Graph(columns or ())

@@ -65,7 +65,7 @@ def to_sklearn(
 
 
 def with_columns(columns: BaseEstimator, estimator: BaseEstimator) -> Pipeline:
-    """An estimator of raw tables, of which the transformer `columns` makes rows."""
+    """An estimator of raw tables, which the transformer `columns` converts to rows."""
     steps = estimator.steps if isinstance(estimator, Pipeline) else [("model", estimator)]
     return Pipeline([("columns", columns), *steps])
 
@@ -78,7 +78,7 @@ def fitted(estimator: BaseEstimator, **attributes: Any) -> BaseEstimator:
 
 
 def affine(form: Any, spec: Spec) -> Affine | None:
-    """W and b of a form that is W x + b, if it is."""
+    """W and b of a form that is W x + b, otherwise None."""
     match form:
         case forms.Parametric(model=Linear()) if plain(form.model):
             weight = form.params["weight"].double().numpy()
@@ -186,7 +186,7 @@ def voting(
 
 
 def _member(member: Any, given: Classifiers, spec: Spec, classes: np.ndarray) -> Any:
-    """The classifier itself where its probabilities are those of all classes."""
+    """The classifier itself if it has probabilities of all classes."""
     if not isinstance(member, nn.Module) and len(member.classes_) == len(classes):
         return member
     alone = Classifiers([member], given.classes, given.trusted)

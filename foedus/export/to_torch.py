@@ -35,7 +35,7 @@ from foedus.models.predictors.densities import Densities
 
 
 def to_torch(form: Any, spec: Spec) -> nn.Module:
-    """A module that gives a form's outputs of rows (n, *shape)."""
+    """A module with the outputs of a form for rows (n, *shape)."""
     match form:
         case forms.Parametric():
             return network(form.model, form.params, spec)

@@ -129,7 +129,7 @@ def _whole(domain: ModelDomain) -> Domain:
 
 
 def _shadow(domain: Domain, shape: tuple[int, ...]) -> Domain:
-    """What a set of the whole vector leaves for one of its tensors, the others being free."""
+    """The set of values of one tensor within a set of the whole vector, if the others are free."""
     if isinstance(domain, KSparse):
         return replace(domain, k=min(domain.k, math.prod(shape)))
     ends = (domain.lo, domain.hi) if isinstance(domain, Box) else ((),)

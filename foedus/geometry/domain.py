@@ -3,7 +3,7 @@
 Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm"; Jaggi, "Revisiting
 Frank-Wolfe: projection-free sparse convex optimization", ICML 2013.
 
-A set is a frozen dataclass. `lmo(g)` is the linear minimisation oracle, argmin over s in the set of
+A set is a frozen dataclass. `lmo(g)` is the linear minimization oracle, argmin over s in the set of
 <g, s>, and returns an extreme point in the form that is cheap to send: sparse, signs, low rank. A
 set acts on a tensor of any shape as on one vector; the sets of matrices need a matrix. `Whole` and
 `PerLayer` put sets on all the tensors of a model.
@@ -13,9 +13,9 @@ dimensions of its tensor that count clients: `L1Ball(1.0).lmo(g, batch=1)` for g
 *shape) gives a `Sparse` whose fields have a leading client dimension. `contains` then returns one
 boolean for each.
 
-Ties go to the lowest index. A gradient of zeros gives a point of the set (each says which), one
-with a NaN gives a point with a NaN, so that divergence is noticed. Projections are computed in
-float64 and rounded to the dtype of x once.
+Ties go to the lowest index. A gradient of zeros gives a point of the set (see each set); NaNs
+propagate, so that divergence is noticed. Projections are computed in float64 and rounded to the
+dtype of x once.
 """
 
 from __future__ import annotations

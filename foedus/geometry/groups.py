@@ -78,7 +78,7 @@ class GroupBall(Ball):
         return math.prod(shape[1:]) if self.groups == "rows" else int(self.groups)
 
     def count(self, shape: Shape) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         if isinstance(self.groups, tuple):
             return len(self._labels[2])
         return math.prod(shape) // self._size(shape)

@@ -38,14 +38,14 @@ class ModelDomain(Settings):
     def lmo(
         self, g: Mapping[str, Tensor], batch: int = 0, warm: Mapping[str, Tensor] | None = None
     ) -> Any:
-        """An extreme point that minimises <g, s>, in the form in which it is sent; see `dense`.
+        """An extreme point that minimizes <g, s>, in the form in which it is sent; see `dense`.
 
         warm: for tensors with a `NuclearBall`, a right vector to start from.
         """
         raise NotImplementedError
 
     def dense(self, point: Any, like: Shapes) -> dict[str, Tensor]:
-        """The parameters that an extreme point, or an average of them, stands for.
+        """The dense parameters of an extreme point, or of an average of extreme points.
 
         like: shapes without batch dimensions, or tensors that have them; what the point has more
         are its batch dimensions.
@@ -100,7 +100,7 @@ class Whole(ModelDomain):
             raise ConfigError(
                 f"{type(self.domain).__name__} needs a matrix, which {len(each)} tensors "
                 f"({', '.join(shapes)}) laid end to end are not: use PerLayer(set), or "
-                "PerLayer({name: set, ...}) if some of them are no matrices"
+                "PerLayer({name: set, ...}) if some of them are not matrices"
             )
         return (sum(map(math.prod, each)),)
 

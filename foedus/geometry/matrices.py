@@ -161,8 +161,8 @@ def doubly_stochastic(x: Tensor, tolerance: float) -> Tensor:
 
     By Newton's method on the dual.
 
-    The projection is X = max(x + a 1^T + 1 b^T, 0) with the (a, b) that minimise |X|^2 / 2 - sum(a)
-    - sum(b), whose gradient is the row and column sums minus 1. A (generalised) second derivative
+    The projection is X = max(x + a 1^T + 1 b^T, 0) with the (a, b) that minimize |X|^2 / 2 - sum(a)
+    - sum(b), whose gradient is the row and column sums minus 1. A (generalized) second derivative
     is [[diag(M 1), M], [M^T, diag(M^T 1)]], M the support of X (Li, Sun and Toh, SIAM J. Optim.
     2020). Any X of this form is the projection onto matrices of *its* row and column sums; it stops
     when these are within `tolerance` of 1, or within rounding of x if that is more.
@@ -224,7 +224,7 @@ def top_pair(
     """Unit vectors u, v with u^T a v the largest singular value; v = 0 where a = 0, NaN as in a.
 
     Matrices with a side of at most `GRAM` are solved by the spectrum of their Gram matrix, to
-    rounding. Others by Lanczos bidiagonalisation (Golub and Kahan 1965) with full orthogonalisation
+    rounding. Others by Lanczos bidiagonalization (Golub and Kahan 1965) with full orthogonalization
     and restarts, until |a^T u - s v| <= tolerance s, s = u^T a v, or for `iterations` steps of two
     products with a each.
     """
@@ -247,7 +247,7 @@ def _top_pair(args: dict[str, Tensor], shared: tuple[float, int]) -> tuple[Tenso
     a = a.reshape(-1, m, n)
     most = a.abs().amax((-2, -1), keepdim=True)
     bad = ~most.isfinite()
-    # over its largest magnitude, so that squares do not overflow; LAPACK refuses what is not finite
+    # over its largest magnitude, so that squares do not overflow; LAPACK refuses NaN and infinity
     a = a / torch.where((most > 0) & ~bad, most, 1)
     a = torch.where(bad, 0, a) if bad.any() else a
     if m <= min(n, GRAM):
@@ -308,8 +308,8 @@ def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
 
     Returns its length before the last step.
 
-    Zero stays zero: the subspace is complete. What is left of x by rounding alone is as good as any
-    other new direction.
+    Zero stays zero: the subspace is complete. A remainder of x that is only rounding error is as
+    good as any other new direction.
     """
     for _ in range(2):
         x -= _rows(_rows(x, basis.mT), basis)

@@ -50,7 +50,7 @@ def best_step(r: float, sigma: float, rounds: int, slope: float) -> float:
 
     whose derivative in eta vanishes at eta = sqrt(2 sigma r / T) / G, where the bound is G sqrt(2 r
     / (sigma T)). Theorem 2 of the paper prints sqrt(sigma / (T G^2 r)), with r below the line,
-    which minimises no such bound: a set of larger r needs longer steps.
+    which minimizes no such bound: a set of larger r needs longer steps.
     """
     for name, value in (("r", r), ("sigma", sigma), ("slope", slope)):
         check_value(name, value, Annotated[float, Gt(0)])
@@ -103,7 +103,7 @@ class Mirror(Settings):
         raise NotImplementedError
 
     def start(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The minimiser of F over the simplex: for a symmetric F, the uniform vector."""
+        """The minimizer of F over the simplex: for a symmetric F, the uniform vector."""
         check_value("n", n, Annotated[int, Ge(1)])
         return torch.full((n,), 1 / n, dtype=dtype)
 
@@ -140,7 +140,7 @@ class Mirror(Settings):
         low, high = self._bounds(z, low, high, radius)
         lost = z.isnan().any(-1, keepdim=True)
         most = low + (radius - low.sum(-1, keepdim=True)).clamp(min=0)
-        # a bound that cannot bind must not look as if it did, where all but one entry vanish
+        # an inactive bound must not look active if all but one entry vanish
         roof = torch.where(high < most, high, 2 * most - low)
         z = torch.where(lost, 0, z).clamp(-HUGE, HUGE)
         x = batched(self._solve)((z, low, roof), float(radius))
@@ -356,7 +356,7 @@ class PNorm(Mirror):
             return at(_root(excess, begin, end))
 
         x = fit(_root(lambda size: size / _norm(fit(size), p) - 1, smallest, _norm(ends, p)))
-        # what rounding left over goes to the free entries
+        # the rounding error is divided among the free entries
         weight = torch.where((x > low) & (x < high), x.abs(), 0)
         share = torch.nan_to_num(weight / weight.sum(-1, keepdim=True))
         return x + (radius - x.sum(-1, keepdim=True)) * share
@@ -427,7 +427,7 @@ def _pieces(
     theta is such that they sum to radius.
 
     Entry i is free for theta between unlink(low_i) - z_i and unlink(high_i) - z_i. The sum
-    increases with theta: among all these sorted ends, bisection finds the neighbours between which
+    increases with theta: among all these sorted ends, bisection finds the neighbors between which
     it reaches the radius.
     """
     leave, arrive = unlink(low) - z, unlink(high) - z

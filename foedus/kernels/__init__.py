@@ -1,4 +1,4 @@
-"""The inner loops that decide how long a round takes, compiled from C where there is a compiler.
+"""The inner loops that dominate the time of a round, compiled from C if there was a compiler.
 
 `ready` tells whether they are available. Otherwise callers use their own versions in Python: random
 words and permutations in `foedus.base.random`, training of linear models and fully connected
@@ -20,17 +20,17 @@ from torch import Tensor
 
 try:
     from foedus.kernels import _compiled
-except ImportError:  # no compiler was there
+except ImportError:  # there was no compiler
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
 _VERSION = 5
-"""Of the functions' arguments: an older build, left by an update of the sources, is not used."""
+"""Version of the functions' arguments: an older build, from before an update, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
 ready = ready and os.environ.get("FOEDUS_COMPILED") != "0"
 
 MOST_LAYERS = 32
-"""Of a network that `train` knows."""
+"""The largest number of layers of a network that `train` supports."""
 
 Layer = tuple[Tensor | None, Tensor | None]
 """Weights and bias."""
@@ -114,13 +114,14 @@ def train(
     steps: Tensor, *, between: Sequence[Between] = (), loss: int, lr: float, keep: float,
     delta: float = 1.0,
 ) -> None:  # fmt: skip
-    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
+    """All steps of a batch of clients, in place: w <- keep w - lr (gradient of the mini-batch +
+    more).
 
-    layers: weights (c, out, in) and a bias (c, out), or none, of each layer; more: what is added to
-    their slopes, likewise; between: what follows each layer but the last, ReLU unless given. Step t
-    of client i takes the rows used[t, i] of x (n, d) and y, with weights shares[t, i]; it makes
-    steps[i] of them. y are labels (n,) in int64, or targets (n, k). loss: cross-entropy (0),
-    squared (1), logistic (2) or Huber's (3).
+    layers: weights (c, out, in) and a bias (c, out), or none, of each layer; more: terms that are
+    added to their gradients, likewise; between: what follows each layer but the last, ReLU unless
+    given. Step t of client i takes the rows used[t, i] of x (n, d) and y, with weights
+    shares[t, i]; it makes steps[i] of them. y are labels (n,) in int64, or targets (n, k). loss:
+    cross-entropy (0), squared (1), logistic (2) or Huber's (3).
     """
     between = (*(between or [Between((RELU,))] * (len(layers) - 1)), Between())
     most, clients, b = used.shape
@@ -146,7 +147,7 @@ def pack_trees(
     roots: np.ndarray,
     features: int,
 ) -> tuple[np.ndarray, int] | None:
-    """Nodes for `sum_trees`, and the number of leaves; none where a node points astray."""
+    """Nodes for `sum_trees`, and the number of leaves; None if a node is invalid."""
     nodes = np.empty((len(feature), 4), np.int32)
     leaves = _compiled.pack_trees(
         nodes, feature, threshold, left, right, roots, len(feature), len(roots), features
@@ -171,7 +172,7 @@ def sum_trees(
 
 def sum_replies(total: Tensor, rest: Tensor, x: Tensor, weights: Tensor) -> None:
     """Add sum_c weights[c] x[c] to total + rest: (n,), (n,) and (c,) in float64; x (c, n) float32
-    or float64. `rest` is what rounding takes from `total`.
+    or float64. `rest` has the rounding errors of `total`.
     """
     _compiled.sum_replies(
         total.numpy(), rest.numpy(), x.numpy(), weights.numpy(), len(x), x.shape[1],
@@ -182,7 +183,8 @@ def sum_replies(total: Tensor, rest: Tensor, x: Tensor, weights: Tensor) -> None
 def sum_sparse(
     total: Tensor, rest: Tensor, indices: Tensor, values: Tensor, weights: Tensor
 ) -> None:
-    """As `sum_replies`, of vectors that are `values` (c, k) at `indices` (c, k), and else zero."""
+    """As `sum_replies`, for vectors that are `values` (c, k) at `indices` (c, k), and zero
+    elsewhere."""
     _compiled.sum_sparse(
         total.numpy(), rest.numpy(), indices.numpy(), values.numpy(), weights.numpy(),
         len(indices), indices.shape[1], len(total), values.dtype == torch.float64,
@@ -208,7 +210,7 @@ def normalize(
 
     Returns:
         Outputs like x, and (5, c, channels): means, unbiased variances, inverses of deviations,
-        and the new running means and variances (those of the mini-batch, where none are given).
+        and the new running means and variances (those of the mini-batch if none are given).
     """
     x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
     made = x.new_empty(5, len(x), x.shape[2])
@@ -221,7 +223,8 @@ def normalize_back(
     x: Tensor, slope: Tensor, weight: Tensor | None, made: Tensor, real: Tensor | None,
     count: Tensor | int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Slopes in x, weight and bias of `normalize`, by the slope in its outputs and what it made."""
+    """Gradients in x, weight and bias of `normalize`, from the gradient in its outputs and its
+    statistics."""
     x, out = x.detach().contiguous(), torch.empty(x.shape, dtype=x.dtype)
     slopes = x.new_empty(2, len(x), x.shape[2])
     parts = (out, x, slope, weight, None, None, None, real, _counts(count, x), made, slopes)

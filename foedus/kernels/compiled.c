@@ -1,15 +1,20 @@
-/* The few inner loops that decide how long a round takes, in C: random words, orders of rows, training of linear models and of fully
-   connected networks, sums of trees, sums of clients' replies, normalization by mini-batches.
+/* The inner loops that dominate the time of a round, in C: random words, permutations, training of
+   linear models and of fully connected networks, sums of trees, sums of clients' replies,
+   normalization by mini-batches.
 
-   Everything here also exists in Python (foedus/kernels/__init__.py says where), which is used where this could not be compiled: integers and sums
-   are the same to the last bit, training is up to rounding. What a client gets depends on its own rows alone, not on who shares its batch nor on threads.
+   Everything here also exists in Python, which is used where this could not be compiled
+   (foedus/kernels/__init__.py names the counterparts): integers and sums agree to the last bit,
+   training agrees up to rounding. A client's result depends only on its own rows, not on the other
+   clients in its batch or on the number of threads.
 
-   Arguments are buffers of plain numbers, row after row, in the processor's own byte order. Sizes, rows, labels and nodes are checked before use; the
-   nodes of `sum_trees` must be those that `pack_trees` has checked. */
+   Arguments are buffers of plain numbers in row-major order and native byte order. Sizes, rows,
+   labels and nodes are checked before use; the nodes of `sum_trees` must have been checked by
+   `pack_trees`. */
 
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000 /* one build for CPython 3.11 and all that follow; 3.11 is the first with buffers */
+/* One build for CPython 3.11 and later: 3.11 is the first whose stable ABI has buffers. */
+#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <dlfcn.h>
 #include <math.h>
@@ -28,7 +33,7 @@ typedef Py_ssize_t size;
 
 enum { FINE, NO_MEMORY, NO_SUCH_ROW };
 
-/* -- threads -------------------------------------------------------------------------------------------------------------------------- */
+/* -- threads ----------------------------------------------------------------------------------- */
 
 typedef struct {
     void (*run)(void *, size, size);
@@ -55,14 +60,16 @@ static void *thread_on(void *given)
     return NULL;
 }
 
-/* PyTorch's own threads, if they are those of GNU's OpenMP: after an operation they spin for milliseconds, waiting for the next, and others
-   would get no more than half of their cores. */
+/* The thread pool of GNU's OpenMP, if PyTorch uses it: after an operation its threads spin for
+   milliseconds, waiting for the next one, and new threads would get no more than half of their
+   cores. */
 static void (*by_pytorch)(void (*)(void *), void *, unsigned, unsigned);
 
-/* A process that was forked has none of them left, and would wait for them for ever. */
+/* In a forked process the pool has no threads left, and waiting for it would never end. */
 static void without_pytorch(void) { by_pytorch = NULL; }
 
-/* run(about, first, last) for all of 0 .. n - 1, `grain` at a time, by so many threads; whoever is free takes the next. */
+/* run(about, first, last) for all of 0 .. n - 1, `grain` at a time, on `threads` threads; the next
+   free thread takes the next piece. */
 static void share(void (*run)(void *, size, size), void *about, size n, size grain, int threads)
 {
     Work work = {run, about, n, grain > 0 ? grain : 1, 0};
@@ -70,26 +77,31 @@ static void share(void (*run)(void *, size, size), void *about, size n, size gra
     pthread_t others[64];
     int started = 0;
     if (threads > 1 && pieces > 1 && by_pytorch) {
-        by_pytorch(work_on, &work, (unsigned)threads, 0); /* all that there are: OpenMP would end those that are left out */
+        by_pytorch(work_on, &work, (unsigned)threads,
+                   0); /* the whole pool: OpenMP would end the threads that are not used */
         return;
     }
-    while (started < threads - 1 && started < pieces - 1 && started < 64 && pthread_create(&others[started], NULL, thread_on, &work) == 0)
+    while (started < threads - 1 && started < pieces - 1 && started < 64 &&
+           pthread_create(&others[started], NULL, thread_on, &work) == 0)
         started++;
     work_on(&work);
     while (started > 0)
         pthread_join(others[--started], NULL);
 }
 
-/* -- buffers -------------------------------------------------------------------------------------------------------------------------- */
+/* -- buffers ----------------------------------------------------------------------------------- */
 
-/* Whether a buffer holds a * b * c numbers of so many bytes. */
+/* Whether a buffer holds a * b * c numbers of `each` bytes. */
 static int holds(const Py_buffer *buffer, size a, size b, size c, size each, const char *name)
 {
     size due;
-    if (a >= 0 && b >= 0 && c >= 0 && !__builtin_mul_overflow(a, b, &due) && !__builtin_mul_overflow(due, c, &due) &&
-        !__builtin_mul_overflow(due, each, &due) && due == buffer->len)
+    if (a >= 0 && b >= 0 && c >= 0 && !__builtin_mul_overflow(a, b, &due) &&
+        !__builtin_mul_overflow(due, c, &due) && !__builtin_mul_overflow(due, each, &due) &&
+        due == buffer->len)
         return 1;
-    PyErr_Format(PyExc_ValueError, "%s has %zd bytes; %zd x %zd x %zd numbers of %zd bytes were due", name, buffer->len, a, b, c, each);
+    PyErr_Format(PyExc_ValueError,
+                 "%s has %zd bytes; %zd x %zd x %zd numbers of %zd bytes were due", name,
+                 buffer->len, a, b, c, each);
     return 0;
 }
 
@@ -99,7 +111,7 @@ static void release(Py_buffer *buffers, int count)
         PyBuffer_Release(&buffers[--count]);
 }
 
-/* -- Philox4x32-10 -------------------------------------------------------------------------------------------------------------------- */
+/* -- Philox4x32-10 ----------------------------------------------------------------------------- */
 
 ALWAYS void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
 {
@@ -118,33 +130,45 @@ ALWAYS void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
 #if defined(__x86_64__)
 #define LANES 8 /* blocks at a time, in two vectors, so that multiplications overlap */
 
-/* The first words of a stream, `whole` of them: a multiple of 4 * LANES. Words are in the lower halves of lanes of 64 bits. */
-__attribute__((target("avx2"))) static void stream(int64_t *out, size whole, uint32_t key0, uint32_t key1)
+/* The first `whole` words of a stream, a multiple of 4 * LANES. Words are in the lower halves of
+   64-bit lanes. */
+__attribute__((target("avx2"))) static void stream(int64_t *out, size whole, uint32_t key0,
+                                                   uint32_t key1)
 {
-    const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57), low = _mm256_set1_epi64x(0xFFFFFFFF);
+    const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57),
+                  low = _mm256_set1_epi64x(0xFFFFFFFF);
     for (size j = 0; j < whole; j += 4 * LANES) {
         __m256i a[2], b[2], c[2], d[2];
         uint32_t k0 = key0, k1 = key1;
         for (int h = 0; h < 2; h++) {
-            a[h] = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)(j / 4) + 4 * h), _mm256_setr_epi64x(0, 1, 2, 3));
+            a[h] = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)(j / 4) + 4 * h),
+                                    _mm256_setr_epi64x(0, 1, 2, 3));
             b[h] = c[h] = d[h] = _mm256_setzero_si256();
         }
         for (int i = 0; i < 10; i++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
             for (int h = 0; h < 2; h++) {
                 __m256i p = _mm256_mul_epu32(a[h], m0), q = _mm256_mul_epu32(c[h], m1);
-                a[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(q, 32), b[h]), _mm256_set1_epi64x(k0));
+                a[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(q, 32), b[h]),
+                                        _mm256_set1_epi64x(k0));
                 b[h] = q;
-                c[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p, 32), d[h]), _mm256_set1_epi64x(k1));
+                c[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p, 32), d[h]),
+                                        _mm256_set1_epi64x(k1));
                 d[h] = p;
             }
         for (int h = 0; h < 2; h++) { /* block by block */
-            __m256i ab0 = _mm256_unpacklo_epi64(a[h], b[h]), ab1 = _mm256_unpackhi_epi64(a[h], b[h]);
-            __m256i cd0 = _mm256_unpacklo_epi64(c[h], d[h]), cd1 = _mm256_unpackhi_epi64(c[h], d[h]);
+            __m256i ab0 = _mm256_unpacklo_epi64(a[h], b[h]),
+                    ab1 = _mm256_unpackhi_epi64(a[h], b[h]);
+            __m256i cd0 = _mm256_unpacklo_epi64(c[h], d[h]),
+                    cd1 = _mm256_unpackhi_epi64(c[h], d[h]);
             __m256i *to = (__m256i *)(out + j + 16 * h);
-            _mm256_storeu_si256(to, _mm256_and_si256(low, _mm256_permute2x128_si256(ab0, cd0, 0x20)));
-            _mm256_storeu_si256(to + 1, _mm256_and_si256(low, _mm256_permute2x128_si256(ab1, cd1, 0x20)));
-            _mm256_storeu_si256(to + 2, _mm256_and_si256(low, _mm256_permute2x128_si256(ab0, cd0, 0x31)));
-            _mm256_storeu_si256(to + 3, _mm256_and_si256(low, _mm256_permute2x128_si256(ab1, cd1, 0x31)));
+            _mm256_storeu_si256(to,
+                                _mm256_and_si256(low, _mm256_permute2x128_si256(ab0, cd0, 0x20)));
+            _mm256_storeu_si256(to + 1,
+                                _mm256_and_si256(low, _mm256_permute2x128_si256(ab1, cd1, 0x20)));
+            _mm256_storeu_si256(to + 2,
+                                _mm256_and_si256(low, _mm256_permute2x128_si256(ab0, cd0, 0x31)));
+            _mm256_storeu_si256(to + 3,
+                                _mm256_and_si256(low, _mm256_permute2x128_si256(ab1, cd1, 0x31)));
         }
     }
 }
@@ -189,7 +213,8 @@ static PyObject *words(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fold(out (n, 2), keys (n or 1, 2), counters (n, 4), n): the first two words of one block each, for new keys. */
+/* fold(out (n, 2), keys (n or 1, 2), counters (n, 4), n): the first two words of one block for each
+   counter, which are new keys. */
 static PyObject *fold(PyObject *self, PyObject *args)
 {
     Py_buffer b[3];
@@ -197,7 +222,8 @@ static PyObject *fold(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*y*y*n", &b[0], &b[1], &b[2], &n))
         return NULL;
     size many = b[1].len == 16 ? 0 : 1;
-    if (!holds(&b[0], n, 2, 1, 8, "out") || !holds(&b[1], many ? n : 1, 2, 1, 8, "keys") || !holds(&b[2], n, 4, 1, 8, "counters"))
+    if (!holds(&b[0], n, 2, 1, 8, "out") || !holds(&b[1], many ? n : 1, 2, 1, 8, "keys") ||
+        !holds(&b[2], n, 4, 1, 8, "counters"))
         return release(b, 3), NULL;
     int64_t *out = b[0].buf;
     const int64_t *keys = b[1].buf, *counters = b[2].buf;
@@ -213,9 +239,9 @@ static PyObject *fold(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- orders --------------------------------------------------------------------------------------------------------------------------- */
+/* -- permutations ------------------------------------------------------------------------------ */
 
-/* Ascending, with as much room again to merge in. */
+/* Sort in ascending order; `room` holds n more numbers, to merge into. */
 static void sort(uint64_t *a, uint64_t *room, size n)
 {
     const size run = 16;
@@ -270,7 +296,8 @@ static void order_some(void *about, size first, size last)
         return;
     }
     for (size i = first; i < last; i++) {
-        const uint8_t *valid = o->valid ? o->valid + (o->valid_rows ? i % o->valid_rows : 0) * n : NULL;
+        const uint8_t *valid =
+            o->valid ? o->valid + (o->valid_rows ? i % o->valid_rows : 0) * n : NULL;
         int64_t *out = o->out + i * n;
         size real = 0;
         for (size j = 0; j < n; j += 4) {
@@ -290,8 +317,9 @@ static void order_some(void *about, size first, size last)
     free(ranks);
 }
 
-/* order(out (c, n), keys (c, 2), valid (v, n) bytes or none, c, n, v, threads): permutations of 0 .. n - 1 by the words of keys, what is not
-   valid last; keys are v clients' again and again. */
+/* order(out (c, n), keys (c, 2), valid (v, n) bytes or empty, c, n, v, threads): permutations of 0
+   .. n - 1, sorted by the words of each key; invalid positions come last. Key i belongs to client i
+   mod v. */
 static PyObject *order(PyObject *self, PyObject *args)
 {
     Py_buffer b[3];
@@ -299,15 +327,17 @@ static PyObject *order(PyObject *self, PyObject *args)
     int threads;
     if (!PyArg_ParseTuple(args, "w*y*y*nnni", &b[0], &b[1], &b[2], &c, &n, &rows, &threads))
         return NULL;
-    if (!holds(&b[0], c, n, 1, 8, "out") || !holds(&b[1], c, 2, 1, 8, "keys") || !holds(&b[2], rows, n, 1, 1, "valid"))
+    if (!holds(&b[0], c, n, 1, 8, "out") || !holds(&b[1], c, 2, 1, 8, "keys") ||
+        !holds(&b[2], rows, n, 1, 1, "valid"))
         return release(b, 3), NULL;
     if (n >= 1 << 30) {
-        PyErr_Format(PyExc_ValueError, "cannot permute %zd things", n);
+        PyErr_Format(PyExc_ValueError, "cannot permute %zd rows: the limit is 2^30 - 1", n);
         return release(b, 3), NULL;
     }
     Order about = {b[0].buf, b[1].buf, rows ? b[2].buf : NULL, n, rows, 0};
     Py_BEGIN_ALLOW_THREADS
-    share(order_some, &about, c, 1 + 8192 / (n + 1), threads); /* so many that a thread is worth its waking */
+    share(order_some, &about, c, 1 + 8192 / (n + 1),
+          threads); /* enough work to be worth waking a thread */
     Py_END_ALLOW_THREADS
     release(b, 3);
     if (about.failed)
@@ -315,7 +345,7 @@ static PyObject *order(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- wide vectors --------------------------------------------------------------------------------------------------------------------- */
+/* -- wide vectors ------------------------------------------------------------------------------ */
 
 typedef float Vec __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(32)));
@@ -326,13 +356,17 @@ enum { CROSS_ENTROPY, SQUARED, LOGISTIC, HUBER };
 
 enum { MOST_LAYERS = 32, TILE = 16 };
 
-/* What follows a linear layer, each at most once: normalization by the rows of a step, ReLU, and dropout. */
+/* Operations that may follow a linear layer, each at most once: normalization by the rows of a
+   step, ReLU, and dropout. */
 enum { NOTHING, NORMALIZE, RELU, DROPOUT, MOST_STEPS = 3 };
 
-/* A layer of all clients: W (clients, out, in), a bias (clients, out) or none, and terms that are added to their gradients. Then the operations that
-   follow it. Normalization has a scale, a shift, terms that are added to their gradients, a running mean and a running variance (clients, out), of which
-   scale, shift and terms may be absent; `fixed`: by the running statistics, which stay. Dropout has keys (most, clients, 2) of masks, which drop a
-   number if its 16 random bits are less than `dropped`, and multiply it by `kept` otherwise. */
+/* A layer of all clients: W (clients, out, in), an optional bias (clients, out), and optional terms
+   that are added to their gradients; then the operations that follow it.
+
+   Normalization has a running mean and a running variance (clients, out), and an optional scale and
+   shift with optional terms for their gradients. If it is `fixed`, it uses the running statistics,
+   which do not change. Dropout has keys (most, clients, 2) of masks: a number whose 16 random bits
+   are less than `dropped` becomes 0, others are multiplied by `kept`. */
 typedef struct {
     float *weight, *bias;
     const float *more_weight, *more_bias;
@@ -345,17 +379,25 @@ typedef struct {
     const int64_t *keys;
 } Layer;
 
-enum { SCALE, SHIFT, MEAN, VAR, MORE_SCALE, MORE_SHIFT, OWN_MEAN, OWN_VAR, INVERSE, NEW_MEAN, NEW_VAR, SLOPE_SCALE, SLOPE_SHIFT, NORM_VECTORS };
+/* The vectors of a normalization. */
+enum {
+    SCALE, SHIFT, MEAN, VAR, MORE_SCALE, MORE_SHIFT, OWN_MEAN, OWN_VAR, INVERSE, NEW_MEAN, NEW_VAR,
+    SLOPE_SCALE, SLOPE_SHIFT, NORM_VECTORS
+};
 
-/* A layer of one client while it is trained: weights in tiles of sixteen outputs, its outputs for the rows of a step, these normalized, the mask of
-   dropout, and the gradient in the outputs. `rows` lead to what the next layer is given. */
+/* A layer of one client during training: weights in tiles of sixteen outputs, its outputs on the
+   rows of a step, the normalized outputs, the mask of dropout, and the gradient with respect to the
+   outputs. `rows` point to the inputs of the next layer. */
 typedef struct {
     float *weight, *more, *bias, *more_bias, *said, *slope, *normal, *mask, *norm[NORM_VECTORS];
     const float **rows;
     size tiles;
 } Sheet;
 
-static int has_step(const Layer *layer, int step) { return layer->steps[0] == step || layer->steps[1] == step || layer->steps[2] == step; }
+static int has_step(const Layer *layer, int step)
+{
+    return layer->steps[0] == step || layer->steps[1] == step || layer->steps[2] == step;
+}
 
 typedef struct {
     Layer layer[MOST_LAYERS];
@@ -367,20 +409,22 @@ typedef struct {
     atomic_int failed;
 } Training;
 
-/* Room for the layers of one client, all zeros, to be freed; NULL if there is none. */
+/* Zeroed memory for the layers of one client, to be freed; NULL if allocation fails. */
 static void *sheets_for(const Training *m, Sheet *sheets)
 {
     size_t floats = 0;
     for (int l = 0; l < m->layers; l++) {
         const Layer *layer = &m->layer[l];
-        size_t width = (size_t)(sheets[l].tiles = (layer->out + TILE - 1) / TILE) * TILE, batches = 2;
-        batches += has_step(layer, NORMALIZE) + has_step(layer, DROPOUT);
-        floats += width * ((size_t)layer->in * (layer->more_weight ? 2 : 1) + 2 + batches * (size_t)m->b);
+        size_t width = (size_t)(sheets[l].tiles = (layer->out + TILE - 1) / TILE) * TILE;
+        size_t batches = 2 + has_step(layer, NORMALIZE) + has_step(layer, DROPOUT);
+        floats += width * ((size_t)layer->in * (layer->more_weight ? 2 : 1) + 2 +
+                           batches * (size_t)m->b);
         floats += has_step(layer, NORMALIZE) ? width * NORM_VECTORS : 0;
     }
     size_t pointers = (size_t)m->layers * (size_t)m->b;
     char *room = NULL;
-    if (posix_memalign((void **)&room, 64, floats * sizeof(float) + pointers * sizeof(float *)) != 0)
+    if (posix_memalign((void **)&room, 64, floats * sizeof(float) + pointers * sizeof(float *)) !=
+        0)
         return NULL;
     memset(room, 0, floats * sizeof(float));
     float *at = (float *)room;
@@ -390,7 +434,8 @@ static void *sheets_for(const Training *m, Sheet *sheets)
         const Layer *layer = &m->layer[l];
         size width = sheet->tiles * TILE;
         sheet->weight = at, at += width * layer->in;
-        sheet->more = layer->more_weight ? at : NULL, at += layer->more_weight ? width * layer->in : 0;
+        sheet->more = layer->more_weight ? at : NULL,
+        at += layer->more_weight ? width * layer->in : 0;
         sheet->bias = at, at += width;
         sheet->more_bias = at, at += width;
         sheet->said = at, at += width * m->b;
@@ -410,7 +455,8 @@ static void *sheets_for(const Training *m, Sheet *sheets)
     return room;
 }
 
-/* A row goes to child[0] if its feature is at most the threshold, else to child[1]; a leaf is its own child, twice, and knows its number instead. */
+/* A row goes to child[0] if its feature is at most the threshold, otherwise to child[1]. A leaf has
+   itself as both children, and holds its number in place of a threshold. */
 typedef struct {
     union {
         float threshold;
@@ -428,7 +474,8 @@ typedef struct {
     atomic_int failed;
 } Forest;
 
-/* total + rest (n) += sum_i weights[i] x[i], x (clients, n) in single or (wide) double precision. */
+/* total + rest (n) += sum_i weights[i] x[i], x (clients, n) in single or (wide) double
+   precision. */
 typedef struct {
     double *total, *rest;
     const void *x;
@@ -437,9 +484,12 @@ typedef struct {
     int wide;
 } Sum;
 
-/* Numbers x (clients, b, channels, n), of which rows count where `real` (clients, b) is not 0, or all of them: `several` numbers of a channel. Where there
-   is no more than one, mean and var are used; new_mean and new_var are `momentum` of the way from these to the mini-batch's, or the mini-batch's where
-   there are none. All of these and weight and bias, which may be absent, are (clients, channels). With a slope, the derivative is asked for. */
+/* Numbers x (clients, b, channels, n). Only rows with `real` (clients, b) not 0 count, or all if it
+   is NULL; `several` is the number of values of a channel. If that is at most one, the given mean
+   and var are used. new_mean and new_var are `momentum` of the way from mean and var to the
+   statistics of the mini-batch, or equal to the latter if mean and var are absent. All of these,
+   and the optional weight and bias, are (clients, channels). With a slope, the derivative is
+   computed. */
 typedef struct {
     float *out, *own_mean, *own_var, *inverse, *new_mean, *new_var, *slope_weight, *slope_bias;
     const float *x, *slope, *weight, *bias, *mean, *var;
@@ -450,14 +500,19 @@ typedef struct {
 } Norm;
 
 enum { ROWS = 128, ABREAST = 10, FEW = 1 << 17, BLOCK = 1024, SIDE_BY_SIDE = 64 };
-/* Rows that are added to weights at a time; rows that go down a tree together; multiplications that are not worth another thread; numbers of a reply
-   that are added at a time, which stay in cache; channels of one number a row that are normalized together. */
+/* Block sizes: rows added to weights together; rows sent down a tree together; the least number of
+   multiplications that is worth another thread; numbers of a reply added together, which stay in
+   cache; channels normalized together if each row has one number of a channel. */
 
-/* Into how many pieces the channels of a client are cut. */
-static size pieces_of(const Norm *m) { return m->n == 1 ? (m->channels + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE : m->channels; }
+/* The number of pieces into which the channels of a client are cut. */
+static size pieces_of(const Norm *m)
+{
+    return m->n == 1 ? (m->channels + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE : m->channels;
+}
 
-/* What gains from wide vectors is compiled twice, for any processor and for those with vectors of eight numbers; WIDE(name) tells the two apart. (One
-   function for several processors would not do: vectors that some of them lack are taken apart first.) */
+/* Code that gains from wide vectors is compiled twice, for any processor and for processors with
+   vectors of eight numbers; WIDE(name) distinguishes the two. (One function with target_clones
+   would not do: vectors that some targets lack are split before the function is cloned.) */
 #define WIDE(name) name##_plain
 #include "norms.h"
 #include "descent.h"
@@ -488,7 +543,7 @@ static size pieces_of(const Norm *m) { return m->n == 1 ? (m->channels + SIDE_BY
 #define BEST(name) name##_plain
 #endif
 
-/* Sums, without fused operations (GCC does not know the standard's pragma, clang not GCC's). */
+/* Sums, without fused operations (GCC ignores the standard's pragma, and clang GCC's). */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -499,11 +554,13 @@ static size pieces_of(const Norm *m) { return m->n == 1 ? (m->channels + SIDE_BY
 #include "sums.h"
 #undef WIDE
 
-static void scatter(double *total, double *rest, const int64_t *indices, const void *values, const double *weights, size c, size k, int wide)
+static void scatter(double *total, double *rest, const int64_t *indices, const void *values,
+                    const double *weights, size c, size k, int wide)
 {
     for (size i = 0; i < c; i++)
         for (size j = i * k; j < (i + 1) * k; j++) {
-            double p = weights[i] * (wide ? ((const double *)values)[j] : (double)((const float *)values)[j]);
+            double p = weights[i] *
+                       (wide ? ((const double *)values)[j] : (double)((const float *)values)[j]);
             ADD(total[indices[j]], rest[indices[j]], p);
         }
 }
@@ -524,8 +581,8 @@ static void scatter(double *total, double *rest, const int64_t *indices, const v
 #pragma GCC pop_options
 #endif
 
-/* choose(whether to use vectors of eight, whether to use PyTorch's threads) -> what is used from now on. Both are, unless told otherwise, where they
-   are there. */
+/* choose(whether to use vectors of eight, whether to use PyTorch's threads) -> what is used from
+   now on. By default both are used where they are available. */
 static PyObject *choose(PyObject *self, PyObject *args)
 {
     int wide, pytorch;
@@ -536,14 +593,14 @@ static PyObject *choose(PyObject *self, PyObject *args)
     return Py_BuildValue("NN", PyBool_FromLong(eight), PyBool_FromLong(by_pytorch != NULL));
 }
 
-/* -- training ------------------------------------------------------------------------------------------------------------------------- */
+/* -- training ---------------------------------------------------------------------------------- */
 
-/* The buffers of a tuple's objects; the number of them, or -1. */
+/* The buffers of a tuple's objects; returns their number, or -1. */
 static int buffers_of(PyObject *tuple, Py_buffer *buffers, int flags)
 {
     size count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : MOST_LAYERS + 1;
     if (count > MOST_LAYERS) {
-        PyErr_SetString(PyExc_ValueError, "layers must come in a tuple, and not too many");
+        PyErr_SetString(PyExc_ValueError, "layers must be a tuple of at most 32 buffers");
         return -1;
     }
     for (int i = 0; i < count; i++)
@@ -554,14 +611,21 @@ static int buffers_of(PyObject *tuple, Py_buffer *buffers, int flags)
 
 enum { BETWEEN_BUFFERS = 7 };
 
-/* What follows a layer, from (three operations, fixed, eps, momentum, dropped, kept, scale, shift, mean, var, more_scale, more_shift (c, out), keys
-   (most, c, 2)); whether it is sound. The buffers are to be released in any case if `taken` is set. */
-static int read_between(PyObject *given, Layer *layer, size most, size c, int last, Py_buffer *b, int *taken)
+/* Read the operations after a layer from (three operations, fixed, eps, momentum, dropped, kept,
+   scale, shift, mean, var, more_scale, more_shift (c, out), keys (most, c, 2)). Returns 0 with an
+   exception if they are invalid. If `taken` is set, the buffers must be released. */
+static int read_between(PyObject *given, Layer *layer, size most, size c, int last, Py_buffer *b,
+                        int *taken)
 {
     static const char *names[] = {"scale", "shift", "mean", "var", "more_scale", "more_shift"};
-    if (!PyTuple_Check(given) ||
-        !PyArg_ParseTuple(given, "iiipffIfw*w*w*w*y*y*y*", &layer->steps[0], &layer->steps[1], &layer->steps[2], &layer->fixed, &layer->eps,
-                          &layer->momentum, &layer->dropped, &layer->kept, &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6]))
+    if (!PyTuple_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "the operations after a layer must be a tuple");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(given, "iiipffIfw*w*w*w*y*y*y*", &layer->steps[0], &layer->steps[1],
+                          &layer->steps[2], &layer->fixed, &layer->eps, &layer->momentum,
+                          &layer->dropped, &layer->kept, &b[0], &b[1], &b[2], &b[3], &b[4], &b[5],
+                          &b[6]))
         return 0;
     *taken = 1;
     for (int i = 0; i < 6; i++)
@@ -570,11 +634,12 @@ static int read_between(PyObject *given, Layer *layer, size most, size c, int la
     int seen[MOST_STEPS + 1] = {0}, sound = 1;
     for (int i = 0; i < MOST_STEPS && sound; i++) {
         int step = layer->steps[i];
-        sound = step >= NOTHING && step <= DROPOUT && (step == NOTHING || (!last && !seen[step]++));
+        sound = step >= NOTHING && step <= DROPOUT &&
+                (step == NOTHING || (!last && !seen[step]++));
     }
     sound = sound && (!seen[NORMALIZE] || (b[2].len && b[3].len && layer->eps > 0));
     if (!sound) {
-        PyErr_SetString(PyExc_ValueError, "operations between layers that cannot be");
+        PyErr_SetString(PyExc_ValueError, "invalid operations after a layer");
         return 0;
     }
     if (seen[DROPOUT] && !holds(&b[6], most, c, 2, 8, "keys"))
@@ -585,9 +650,11 @@ static int read_between(PyObject *given, Layer *layer, size most, size c, int la
     return 1;
 }
 
-/* train(weights ((c, out, in), ...), biases ((c, out) or none, ...), more_weights, more_biases (like them, or none), what follows each layer (see
-   read_between), sizes (d, ..., k), x (rows, d), labels (rows) or targets (rows, k), used (most, c, b), shares (most, c, b), steps (c), (rows, most,
-   c, b), whether labels, loss, lr, keep, delta, threads): descent in place, w <- keep w - lr (mean slope + more). */
+/* train(weights ((c, out, in), ...), biases ((c, out) or None, ...), more_weights, more_biases
+   (like them, or None), operations after each layer (see read_between), sizes (d, ..., k), x (rows,
+   d), labels (rows) or targets (rows, k), used (most, c, b), shares (most, c, b), steps (c), (rows,
+   most, c, b), whether labels, loss, lr, keep, delta, threads): descent in place, w <- keep w - lr
+   (mean gradient + more). */
 static PyObject *train(PyObject *self, PyObject *args)
 {
     Py_buffer b[5], layers[4][MOST_LAYERS], between[MOST_LAYERS][BETWEEN_BUFFERS];
@@ -595,36 +662,46 @@ static PyObject *train(PyObject *self, PyObject *args)
     Training m = {0};
     int by_label, threads, sound, taken = 0, counts[4] = {0}, followed[MOST_LAYERS] = {0};
     PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOO!O!y*y*y*y*y*(nnnn)pifffi", &given[0], &given[1], &given[2], &given[3], &PyTuple_Type, &follows, &PyTuple_Type, &sizes, &b[0], &b[1], &b[2],
-                          &b[3], &b[4], &m.rows, &m.most, &m.clients, &m.b, &by_label, &m.loss, &m.lr, &m.keep, &m.delta, &threads))
+    if (!PyArg_ParseTuple(args, "OOOOO!O!y*y*y*y*y*(nnnn)pifffi", &given[0], &given[1], &given[2],
+                          &given[3], &PyTuple_Type, &follows, &PyTuple_Type, &sizes, &b[0], &b[1],
+                          &b[2], &b[3], &b[4], &m.rows, &m.most, &m.clients, &m.b, &by_label,
+                          &m.loss, &m.lr, &m.keep, &m.delta, &threads))
         return NULL;
     for (; taken < 4; taken++)
-        if ((counts[taken] = buffers_of(given[taken], layers[taken], taken < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) < 0)
+        if ((counts[taken] = buffers_of(given[taken], layers[taken],
+                                        taken < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) < 0)
             goto done;
     m.layers = counts[0];
-    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers || PyTuple_Size(follows) != m.layers ||
-        PyTuple_Size(sizes) != m.layers + 1) {
-        PyErr_SetString(PyExc_ValueError, "as many weights, biases, terms and operations are due, and one more size");
+    if (m.layers < 1 || counts[1] != m.layers || counts[2] != m.layers || counts[3] != m.layers ||
+        PyTuple_Size(follows) != m.layers || PyTuple_Size(sizes) != m.layers + 1) {
+        PyErr_SetString(PyExc_ValueError, "weights, biases, terms and operations must be as many "
+                                          "as layers, sizes one more");
         goto done;
     }
     size c = m.clients;
     for (int l = 0; l < m.layers; l++) {
         Layer *layer = &m.layer[l];
-        layer->in = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l)), layer->out = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l + 1));
+        layer->in = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l)),
+        layer->out = PyLong_AsSsize_t(PyTuple_GetItem(sizes, l + 1));
         if (PyErr_Occurred() || !holds(&layers[0][l], c, layer->out, layer->in, 4, "weight"))
             goto done;
         if ((layers[1][l].len && !holds(&layers[1][l], c, layer->out, 1, 4, "bias")) ||
-            (layers[2][l].len && !holds(&layers[2][l], c, layer->out, layer->in, 4, "more_weight")) ||
+            (layers[2][l].len &&
+             !holds(&layers[2][l], c, layer->out, layer->in, 4, "more_weight")) ||
             (layers[3][l].len && !holds(&layers[3][l], c, layer->out, 1, 4, "more_bias")))
             goto done;
         layer->weight = layers[0][l].buf, layer->bias = layers[1][l].len ? layers[1][l].buf : NULL;
-        layer->more_weight = layers[2][l].len ? layers[2][l].buf : NULL, layer->more_bias = layers[3][l].len ? layers[3][l].buf : NULL;
-        if (!read_between(PyTuple_GetItem(follows, l), layer, m.most, c, l == m.layers - 1, between[l], &followed[l]))
+        layer->more_weight = layers[2][l].len ? layers[2][l].buf : NULL,
+        layer->more_bias = layers[3][l].len ? layers[3][l].buf : NULL;
+        if (!read_between(PyTuple_GetItem(follows, l), layer, m.most, c, l == m.layers - 1,
+                          between[l], &followed[l]))
             goto done;
     }
     m.d = m.layer[0].in, m.k = m.layer[m.layers - 1].out;
-    if (!holds(&b[0], m.rows, m.d, 1, 4, "x") || !holds(&b[1], m.rows, by_label ? 1 : m.k, 1, by_label ? 8 : 4, "y") ||
-        !holds(&b[2], m.most, c, m.b, 8, "used") || !holds(&b[3], m.most, c, m.b, 4, "shares") || !holds(&b[4], c, 1, 1, 8, "steps"))
+    if (!holds(&b[0], m.rows, m.d, 1, 4, "x") ||
+        !holds(&b[1], m.rows, by_label ? 1 : m.k, 1, by_label ? 8 : 4, "y") ||
+        !holds(&b[2], m.most, c, m.b, 8, "used") || !holds(&b[3], m.most, c, m.b, 4, "shares") ||
+        !holds(&b[4], c, 1, 1, 8, "steps"))
         goto done;
     m.x = b[0].buf, m.labels = by_label ? b[1].buf : NULL, m.targets = by_label ? NULL : b[1].buf;
     m.used = b[2].buf, m.shares = b[3].buf, m.steps = b[4].buf;
@@ -634,14 +711,15 @@ static PyObject *train(PyObject *self, PyObject *args)
     for (size i = 0; i < c; i++)
         sound &= m.steps[i] > 0 && m.steps[i] <= m.most;
     if (!sound) {
-        PyErr_SetString(PyExc_ValueError, "a number of steps, of outputs or a loss that cannot be");
+        PyErr_SetString(PyExc_ValueError, "invalid number of steps or outputs, or unknown loss");
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    share(BEST(train_some), &m, c, c > 64 * threads ? 16 : 1, c * m.b * m.most * m.d * m.layer[0].out < FEW ? 1 : threads);
+    share(BEST(train_some), &m, c, c > 64 * threads ? 16 : 1,
+          c * m.b * m.most * m.d * m.layer[0].out < FEW ? 1 : threads);
     Py_END_ALLOW_THREADS
     if (m.failed == NO_SUCH_ROW)
-        PyErr_SetString(PyExc_IndexError, "a row or a label that there is not");
+        PyErr_SetString(PyExc_IndexError, "a row index or a label is out of range");
     else if (m.failed)
         PyErr_NoMemory();
     else
@@ -657,18 +735,21 @@ done:
     return answer;
 }
 
-/* -- trees ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- trees ------------------------------------------------------------------------------------- */
 
-/* pack_trees(nodes (n, 16 bytes), feature, threshold, left, right (n), roots (trees), n, trees, features) -> number of leaves, or -1 where a
-   node has no such feature or a child that does not come after it, within its tree. Trees lie side by side, each from its root on. */
+/* pack_trees(nodes (n, 16 bytes), feature, threshold, left, right (n), roots (trees), n, trees,
+   features) -> number of leaves, or -1 if a node has an invalid feature, or a child that does not
+   come after it within its tree. The nodes of a tree are contiguous and begin with its root. */
 static PyObject *pack_trees(PyObject *self, PyObject *args)
 {
     Py_buffer b[6];
     size n, trees, features, leaves = 0, i = 0, t = 0;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*nnn", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &n, &trees, &features))
+    if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*nnn", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &n,
+                          &trees, &features))
         return NULL;
-    if (!holds(&b[0], n, 1, 1, sizeof(Node), "nodes") || !holds(&b[1], n, 1, 1, 4, "feature") || !holds(&b[2], n, 1, 1, 4, "threshold") ||
-        !holds(&b[3], n, 1, 1, 4, "left") || !holds(&b[4], n, 1, 1, 4, "right") || !holds(&b[5], trees, 1, 1, 4, "roots"))
+    if (!holds(&b[0], n, 1, 1, sizeof(Node), "nodes") || !holds(&b[1], n, 1, 1, 4, "feature") ||
+        !holds(&b[2], n, 1, 1, 4, "threshold") || !holds(&b[3], n, 1, 1, 4, "left") ||
+        !holds(&b[4], n, 1, 1, 4, "right") || !holds(&b[5], trees, 1, 1, 4, "roots"))
         return release(b, 6), NULL;
     Node *nodes = b[0].buf;
     const int32_t *feature = b[1].buf, *left = b[3].buf, *right = b[4].buf, *roots = b[5].buf;
@@ -679,12 +760,15 @@ static PyObject *pack_trees(PyObject *self, PyObject *args)
             break;
         for (; i < end; i++) {
             if (feature[i] < 0) {
-                nodes[i] = (Node){.leaf = (int32_t)leaves++, .feature = 0, .child = {(int32_t)i, (int32_t)i}};
+                nodes[i] = (Node){
+                    .leaf = (int32_t)leaves++, .feature = 0, .child = {(int32_t)i, (int32_t)i}};
                 continue;
             }
-            if (feature[i] >= features || left[i] <= i || left[i] >= end || right[i] <= i || right[i] >= end)
+            if (feature[i] >= features || left[i] <= i || left[i] >= end || right[i] <= i ||
+                right[i] >= end)
                 goto done;
-            nodes[i] = (Node){.threshold = threshold[i], .feature = feature[i], .child = {left[i], right[i]}};
+            nodes[i] = (Node){
+                .threshold = threshold[i], .feature = feature[i], .child = {left[i], right[i]}};
         }
     }
 done:
@@ -692,29 +776,34 @@ done:
     return PyLong_FromSsize_t(n > 0 && i == n && t == trees ? leaves : -1);
 }
 
-/* sum_trees(out (n, k), x (n, d), nodes, roots (trees), shares (trees), values (leaves, k), (n, d, k, trees, nodes, leaves), threads): the
-   weighted sum of what trees say of rows; nodes and leaves are those of `pack_trees` for as many features. */
+/* sum_trees(out (n, k), x (n, d), nodes, roots (trees), shares (trees), values (leaves, k), (n, d,
+   k, trees, nodes, leaves), threads): the weighted sum of the outputs of trees; nodes and leaves
+   are those of `pack_trees` with as many features. */
 static PyObject *sum_trees(PyObject *self, PyObject *args)
 {
     Py_buffer b[6];
     Forest f = {0};
     size nodes, leaves;
     int threads, sound;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*(nnnnnn)i", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &f.n, &f.d, &f.k, &f.trees, &nodes, &leaves,
-                          &threads))
+    if (!PyArg_ParseTuple(args, "w*y*y*y*y*y*(nnnnnn)i", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5],
+                          &f.n, &f.d, &f.k, &f.trees, &nodes, &leaves, &threads))
         return NULL;
-    if (!holds(&b[0], f.n, f.k, 1, 4, "out") || !holds(&b[1], f.n, f.d, 1, 4, "x") || !holds(&b[2], nodes, 1, 1, sizeof(Node), "nodes") ||
-        !holds(&b[3], f.trees, 1, 1, 4, "roots") || !holds(&b[4], f.trees, 1, 1, 4, "shares") || !holds(&b[5], leaves, f.k, 1, 4, "values"))
+    if (!holds(&b[0], f.n, f.k, 1, 4, "out") || !holds(&b[1], f.n, f.d, 1, 4, "x") ||
+        !holds(&b[2], nodes, 1, 1, sizeof(Node), "nodes") ||
+        !holds(&b[3], f.trees, 1, 1, 4, "roots") || !holds(&b[4], f.trees, 1, 1, 4, "shares") ||
+        !holds(&b[5], leaves, f.k, 1, 4, "values"))
         return release(b, 6), NULL;
-    f.out = b[0].buf, f.x = b[1].buf, f.nodes = b[2].buf, f.roots = b[3].buf, f.shares = b[4].buf, f.values = b[5].buf;
+    f.out = b[0].buf, f.x = b[1].buf, f.nodes = b[2].buf, f.roots = b[3].buf, f.shares = b[4].buf,
+    f.values = b[5].buf;
     sound = f.d > 0;
     for (size t = 0; t < f.trees; t++)
         sound &= f.roots[t] >= 0 && f.roots[t] < nodes;
     if (!sound) {
-        PyErr_SetString(PyExc_ValueError, "a root that is no node, or rows without features");
+        PyErr_SetString(PyExc_ValueError, "a root is not a node, or rows have no features");
         return release(b, 6), NULL;
     }
-    /* As many rows at a time as the cache holds beside a tree, so that each tree is fetched once for all of them; and some for every thread. */
+    /* As many rows at a time as fit into the cache beside a tree, so that each tree is fetched
+       once for all of them; at least a few for each thread. */
     f.block = (1 << 19) / (8 * f.k + 4 * f.d) + 1;
     if (threads > 1 && f.block > f.n / (4 * threads) + 1)
         f.block = f.n / (4 * threads) + 1;
@@ -728,18 +817,21 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- sums of replies ------------------------------------------------------------------------------------------------------------------ */
+/* -- sums of replies --------------------------------------------------------------------------- */
 
-/* sum_replies(total (n), rest (n), x (c, n), weights (c), c, n, whether x is in double precision, threads): add sum_i weights[i] x[i] to total + rest. */
+/* sum_replies(total (n), rest (n), x (c, n), weights (c), c, n, whether x is in double
+   precision, threads): add sum_i weights[i] x[i] to total + rest. */
 static PyObject *sum_replies(PyObject *self, PyObject *args)
 {
     Py_buffer b[4];
     Sum s = {0};
     int threads;
-    if (!PyArg_ParseTuple(args, "w*w*y*y*nnpi", &b[0], &b[1], &b[2], &b[3], &s.clients, &s.n, &s.wide, &threads))
+    if (!PyArg_ParseTuple(args, "w*w*y*y*nnpi", &b[0], &b[1], &b[2], &b[3], &s.clients, &s.n,
+                          &s.wide, &threads))
         return NULL;
     if (!holds(&b[0], s.n, 1, 1, 8, "total") || !holds(&b[1], s.n, 1, 1, 8, "rest") ||
-        !holds(&b[2], s.clients, s.n, 1, s.wide ? 8 : 4, "x") || !holds(&b[3], s.clients, 1, 1, 8, "weights"))
+        !holds(&b[2], s.clients, s.n, 1, s.wide ? 8 : 4, "x") ||
+        !holds(&b[3], s.clients, 1, 1, 8, "weights"))
         return release(b, 4), NULL;
     s.total = b[0].buf, s.rest = b[1].buf, s.x = b[2].buf, s.weights = b[3].buf;
     size blocks = (s.n + BLOCK - 1) / BLOCK;
@@ -750,17 +842,20 @@ static PyObject *sum_replies(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* sum_sparse(total (n), rest (n), indices (c, k), values (c, k), weights (c), c, k, n, whether values are in double precision): add sum_i weights[i]
-   times the vector that is values[i] at indices[i] and else zero. */
+/* sum_sparse(total (n), rest (n), indices (c, k), values (c, k), weights (c), c, k, n, whether
+   values are in double precision): add sum_i weights[i] v_i, where v_i is values[i] at indices[i]
+   and zero elsewhere. */
 static PyObject *sum_sparse(PyObject *self, PyObject *args)
 {
     Py_buffer b[5];
     size c, k, n;
     int wide, sound = 1;
-    if (!PyArg_ParseTuple(args, "w*w*y*y*y*nnnp", &b[0], &b[1], &b[2], &b[3], &b[4], &c, &k, &n, &wide))
+    if (!PyArg_ParseTuple(args, "w*w*y*y*y*nnnp", &b[0], &b[1], &b[2], &b[3], &b[4], &c, &k, &n,
+                          &wide))
         return NULL;
-    if (!holds(&b[0], n, 1, 1, 8, "total") || !holds(&b[1], n, 1, 1, 8, "rest") || !holds(&b[2], c, k, 1, 8, "indices") ||
-        !holds(&b[3], c, k, 1, wide ? 8 : 4, "values") || !holds(&b[4], c, 1, 1, 8, "weights"))
+    if (!holds(&b[0], n, 1, 1, 8, "total") || !holds(&b[1], n, 1, 1, 8, "rest") ||
+        !holds(&b[2], c, k, 1, 8, "indices") || !holds(&b[3], c, k, 1, wide ? 8 : 4, "values") ||
+        !holds(&b[4], c, 1, 1, 8, "weights"))
         return release(b, 5), NULL;
     const int64_t *indices = b[2].buf;
     for (size i = 0; i < c * k; i++)
@@ -772,44 +867,55 @@ static PyObject *sum_sparse(PyObject *self, PyObject *args)
     }
     release(b, 5);
     if (!sound)
-        return PyErr_SetString(PyExc_IndexError, "an index that there is not"), NULL;
+        return PyErr_SetString(PyExc_IndexError, "an index is out of range"), NULL;
     Py_RETURN_NONE;
 }
 
-/* -- normalization ------------------------------------------------------------------------------------------------------------------- */
+/* -- normalization ----------------------------------------------------------------------------- */
 
-/* Whether a buffer is absent (empty), or holds a * b numbers of four bytes; *at is where it begins. */
+/* Whether a buffer is absent (empty) or holds a * b numbers of four bytes; *at is set to its
+   start. */
 static int given(const Py_buffer *buffer, size a, size b, const char *name, const float **at)
 {
     *at = buffer->len ? buffer->buf : NULL;
     return buffer->len == 0 || holds(buffer, a, b, 1, 4, name);
 }
 
-/* normalize((c, b, channels, n), eps, momentum, threads, out, x (c, b, channels, n), slope (like x) or none, weight, bias, mean, var (c, channels) or none, real
-   (c, b) or none, several (c), made (5, c, channels), slopes (2, c, channels) or none). Without a slope, x normalized goes to out; means, unbiased
-   variances, the inverses of deviations, and running means and variances after a step go to `made`. With one, `made` is what that has left, the slope in x goes to out, and those in weight and bias
-   to `slopes`. */
+/* normalize((c, b, channels, n), eps, momentum, threads, out, x (c, b, channels, n), optional slope
+   (like x), optional weight, bias, mean, var (c, channels), optional real (c, b), several (c), made
+   (5, c, channels), optional slopes (2, c, channels)). Without a slope, out is x normalized, and
+   `made` receives means, unbiased variances, inverse standard deviations, and running means and
+   variances after the step. With a slope (the gradient in the output), `made` is what the forward
+   call wrote, out is the gradient in x, and `slopes` receives the gradients in weight and bias. */
 static PyObject *normalize(PyObject *self, PyObject *args)
 {
     Py_buffer b[11];
     Norm m = {0};
     int threads, sound = 1;
     const float *slopes;
-    if (!PyArg_ParseTuple(args, "(nnnn)ffiw*y*y*y*y*y*y*y*y*w*y*", &m.clients, &m.b, &m.channels, &m.n, &m.eps, &m.momentum, &threads, &b[0], &b[1], &b[2],
-                          &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &b[9], &b[10]))
+    if (!PyArg_ParseTuple(args, "(nnnn)ffiw*y*y*y*y*y*y*y*y*w*y*", &m.clients, &m.b, &m.channels,
+                          &m.n, &m.eps, &m.momentum, &threads, &b[0], &b[1], &b[2], &b[3], &b[4],
+                          &b[5], &b[6], &b[7], &b[8], &b[9], &b[10]))
         return NULL;
     size each, rows;
-    if (__builtin_mul_overflow(m.channels, m.n, &each) || __builtin_mul_overflow(m.clients, m.b, &rows))
+    if (__builtin_mul_overflow(m.channels, m.n, &each) ||
+        __builtin_mul_overflow(m.clients, m.b, &rows))
         rows = each = -1;
-    if (!holds(&b[0], rows, each, 1, 4, "out") || !holds(&b[1], rows, each, 1, 4, "x") || !given(&b[2], rows, each, "slope", &m.slope) ||
-        !given(&b[3], m.clients, m.channels, "weight", &m.weight) || !given(&b[4], m.clients, m.channels, "bias", &m.bias) ||
-        !given(&b[5], m.clients, m.channels, "mean", &m.mean) || !given(&b[6], m.clients, m.channels, "var", &m.var) ||
-        (b[7].len && !holds(&b[7], m.clients, m.b, 1, 1, "real")) || !holds(&b[8], m.clients, 1, 1, 8, "several") ||
-        !holds(&b[9], 5, m.clients, m.channels, 4, "made") || !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
+    if (!holds(&b[0], rows, each, 1, 4, "out") || !holds(&b[1], rows, each, 1, 4, "x") ||
+        !given(&b[2], rows, each, "slope", &m.slope) ||
+        !given(&b[3], m.clients, m.channels, "weight", &m.weight) ||
+        !given(&b[4], m.clients, m.channels, "bias", &m.bias) ||
+        !given(&b[5], m.clients, m.channels, "mean", &m.mean) ||
+        !given(&b[6], m.clients, m.channels, "var", &m.var) ||
+        (b[7].len && !holds(&b[7], m.clients, m.b, 1, 1, "real")) ||
+        !holds(&b[8], m.clients, 1, 1, 8, "several") ||
+        !holds(&b[9], 5, m.clients, m.channels, 4, "made") ||
+        !given(&b[10], 2 * m.clients, m.channels, "slopes", &slopes))
         return release(b, 11), NULL;
     size many = m.clients * m.channels;
     m.out = b[0].buf, m.x = b[1].buf, m.real = b[7].len ? b[7].buf : NULL, m.several = b[8].buf;
-    m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many, m.new_mean = m.inverse + many, m.new_var = m.new_mean + many;
+    m.own_mean = b[9].buf, m.own_var = m.own_mean + many, m.inverse = m.own_var + many,
+    m.new_mean = m.inverse + many, m.new_var = m.new_mean + many;
     m.slope_weight = (float *)slopes, m.slope_bias = slopes ? m.slope_weight + many : NULL;
     for (size i = 0; i < m.clients; i++) {
         size there = m.b;
@@ -818,7 +924,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
         sound &= m.several[i] > 1 ? there > 0 : m.slope || (m.mean && m.var);
     }
     if (!sound || (m.slope && !slopes)) {
-        PyErr_SetString(PyExc_ValueError, "no rows to take statistics of, and none given");
+        PyErr_SetString(PyExc_ValueError, "no rows to take statistics of, and no statistics given");
         return release(b, 11), NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -828,9 +934,10 @@ static PyObject *normalize(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- the module ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the module -------------------------------------------------------------------------------- */
 
-/* version() -> that of the functions' arguments; foedus/kernels/__init__.py names the one that it knows. */
+/* version() -> version of the functions' arguments; foedus/kernels/__init__.py requires the one
+   that it knows. */
 static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(5); }
 
 static PyMethodDef methods[] = {
@@ -848,7 +955,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_compiled", NULL, 0, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_compiled", NULL, 0, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__compiled(void)
 {

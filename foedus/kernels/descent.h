@@ -1,7 +1,10 @@
-/* Training of linear models and of fully connected networks. Included by compiled.c, twice: see there. */
+/* Training of linear models and of fully connected networks. Included by compiled.c, twice: see
+   there. */
 
-/* z[r][j] = <x_r, w_j> for R rows and J outputs; R and J are constants, so that all sums stay in registers. */
-ALWAYS void WIDE(dots)(const float **x, const float *w, size d, float *z, size k, const int R, const int J)
+/* z[r][j] = <x_r, w_j> for R rows and J outputs; R and J are constants, so that all sums stay in
+   registers. */
+ALWAYS void WIDE(dots)(const float **x, const float *w, size d, float *z, size k, const int R,
+                       const int J)
 {
     Vec sums[3][4], here[3];
     size i = 0;
@@ -17,7 +20,7 @@ ALWAYS void WIDE(dots)(const float **x, const float *w, size d, float *z, size k
                 sums[r][j] += here[r] * there;
         }
     }
-    if (i < d && d >= LANES) { /* the last eight, without those that have been added */
+    if (i < d && d >= LANES) { /* the last vector, without the columns that have been added */
         Mask left = COLUMNS >= (int32_t)(i - (d - LANES));
         i = d - LANES;
         for (int r = 0; r < R; r++)
@@ -39,8 +42,9 @@ ALWAYS void WIDE(dots)(const float **x, const float *w, size d, float *z, size k
 
 #define DOTS(R, J) case R * 8 + J: WIDE(dots)(x, w, d, z, k, R, J); break;
 
-/* What the model says of n rows; meanwhile, rows that come next are fetched from memory. */
-ALWAYS void WIDE(outputs)(const float **rows, size n, const float **next, size n_next, const float *weight, const float *bias, size d, size k, float *out)
+/* Outputs of the model for n rows; meanwhile the next rows are prefetched. */
+ALWAYS void WIDE(outputs)(const float **rows, size n, const float **next, size n_next,
+                          const float *weight, const float *bias, size d, size k, float *out)
 {
     for (size r = 0; r < n; r += 3) {
         for (size l = r; l < r + 3 && l < n_next; l++)
@@ -50,8 +54,8 @@ ALWAYS void WIDE(outputs)(const float **rows, size n, const float **next, size n
             const float **x = rows + r, *w = weight + j * d;
             float *z = out + r * k + j;
             switch ((n - r < 3 ? n - r : 3) * 8 + (k - j < 4 ? k - j : 4)) {
-                DOTS(3, 4) DOTS(3, 3) DOTS(3, 2) DOTS(3, 1) DOTS(2, 4) DOTS(2, 3) DOTS(2, 2) DOTS(2, 1)
-                DOTS(1, 4) DOTS(1, 3) DOTS(1, 2) DOTS(1, 1)
+                DOTS(3, 4) DOTS(3, 3) DOTS(3, 2) DOTS(3, 1) DOTS(2, 4) DOTS(2, 3)
+                DOTS(2, 2) DOTS(2, 1) DOTS(1, 4) DOTS(1, 3) DOTS(1, 2) DOTS(1, 1)
             }
         }
     }
@@ -61,8 +65,10 @@ ALWAYS void WIDE(outputs)(const float **rows, size n, const float **next, size n
                 out[r * k + j] += bias[j];
 }
 
-/* Sixteen columns of w_j <- keep w_j + sum_r slope[r][j] x_r, for J outputs; `skip` of them are done already. */
-ALWAYS void WIDE(columns)(const float **x, size n, float *w, size d, const float *slope, size k, float keep, size i, int32_t skip, const int J)
+/* Sixteen columns of w_j <- keep w_j + sum_r slope[r][j] x_r, for J outputs; the first `skip` of
+   them are done already. */
+ALWAYS void WIDE(columns)(const float **x, size n, float *w, size d, const float *slope, size k,
+                          float keep, size i, int32_t skip, const int J)
 {
     Mask first = COLUMNS >= skip, second = COLUMNS >= skip - LANES;
     Vec low[5], high[5], keep_low, keep_high;
@@ -91,7 +97,8 @@ ALWAYS void WIDE(columns)(const float **x, size n, float *w, size d, const float
     }
 }
 
-ALWAYS void WIDE(move)(const float **x, size n, float *w, size d, const float *slope, size k, float keep, const int J)
+ALWAYS void WIDE(move)(const float **x, size n, float *w, size d, const float *slope, size k,
+                       float keep, const int J)
 {
     size i = 0;
     for (; i + 2 * LANES <= d; i += 2 * LANES)
@@ -109,12 +116,16 @@ ALWAYS void WIDE(move)(const float **x, size n, float *w, size d, const float *s
         }
 }
 
-#define MOVE(J) case J: WIDE(move)(x + r, rows, weight + j * d, d, slope + r * k + j, k, r ? 1 : keep, J); break;
+#define MOVE(J)                                                                            \
+    case J:                                                                                \
+        WIDE(move)(x + r, rows, weight + j * d, d, slope + r * k + j, k, r ? 1 : keep, J); \
+        break;
 
-/* W <- keep W + slope^T X, for no more rows at a time than the cache holds. */
-ALWAYS void WIDE(moves)(const float **x, size n, float *weight, size d, const float *slope, size k, float keep)
+/* W <- keep W + slope^T X, for at most as many rows at a time as fit into the cache. */
+ALWAYS void WIDE(moves)(const float **x, size n, float *weight, size d, const float *slope, size k,
+                        float keep)
 {
-    size blocks = (k + 4) / 5; /* of as equal a size as can be */
+    size blocks = (k + 4) / 5; /* blocks of about equal size */
     for (size r = 0; r == 0 || r < n; r += ROWS) {
         size rows = n - r < ROWS ? n - r : ROWS;
         for (size block = 0; block < blocks; block++) {
@@ -126,23 +137,25 @@ ALWAYS void WIDE(moves)(const float **x, size n, float *weight, size d, const fl
     }
 }
 
-/* e to each of n numbers (and up to seven more, for which there must be room), at least e^-87 and at most e^88, within a few units in the last place:
-   2^m times seven terms of the series at the rest, which is at most half of log 2. What is no number stays none. */
+/* exp(z) of n numbers, clamped to [e^-87, e^88], within a few units in the last place; memory for
+   up to seven more numbers is written. 2^m times seven terms of the series at the remainder, which
+   is at most half of log 2. NaNs propagate. */
 ALWAYS void WIDE(exps)(float *z, size n)
 {
-    const float half = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to an integer, in its lowest bits */
+    const float half = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in low bits */
     for (size i = 0; i < n; i += LANES) {
         Vec x = *(Vec *)(z + i), least = (Vec){0} - 87.0f, most = (Vec){0} + 88.0f;
         Mask below = x < least, above = x > most;
         x = (Vec)(((Mask)x & ~(below | above)) | ((Mask)least & below) | ((Mask)most & above));
         Vec shifted = x * 1.44269504f + half, m = shifted - half;
         Vec r = x - m * 0.693359375f + m * 2.12194440e-4f;
-        Vec sum = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * (1 / 24.f + r * (1 / 120.f + r * (1 / 720.f + r * (1 / 5040.f)))))));
+        Vec high = 1 / 24.f + r * (1 / 120.f + r * (1 / 720.f + r * (1 / 5040.f)));
+        Vec sum = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * high)));
         *(Vec *)(z + i) = sum * (Vec)(((Mask)shifted << 23) + 0x3F800000);
     }
 }
 
-/* From outputs z of the rows of a step to -lr share times the derivatives of their losses. */
+/* From the outputs z for the rows of a step to -lr share times the derivatives of their losses. */
 ALWAYS void WIDE(slopes)(const Training *m, size step, size n, float *z)
 {
     size k = m->k, at = 0;
@@ -182,14 +195,16 @@ ALWAYS void WIDE(slopes)(const Training *m, size step, size n, float *z)
     }
 }
 
-/* Where the rows of a step lie; those of weight 0 are there to fill up. Rows and labels that there are not end the work. */
+/* The rows of a step; rows of weight 0 are padding. An index or a label out of range is an
+   error. */
 ALWAYS size WIDE(rows_of)(Training *m, size step, const float **x)
 {
     size n = 0;
     for (size i = step * m->b; i < (step + 1) * m->b; i++) {
         if (m->shares[i] == 0)
             continue;
-        if (m->used[i] < 0 || m->used[i] >= m->rows || (m->labels && (m->labels[m->used[i]] < 0 || m->labels[m->used[i]] >= m->k))) {
+        if (m->used[i] < 0 || m->used[i] >= m->rows ||
+            (m->labels && (m->labels[m->used[i]] < 0 || m->labels[m->used[i]] >= m->k))) {
             m->failed = NO_SUCH_ROW;
             return 0;
         }
@@ -199,11 +214,13 @@ ALWAYS size WIDE(rows_of)(Training *m, size step, const float **x)
 }
 
 /* One step of a linear model on n rows. */
-ALWAYS void WIDE(linear_step)(const Training *m, size client, size step, const float **now, size n, const float **next, size n_next, float *z)
+ALWAYS void WIDE(linear_step)(const Training *m, size client, size step, const float **now, size n,
+                              const float **next, size n_next, float *z)
 {
     const Layer *layer = &m->layer[0];
     size d = m->d, k = m->k;
-    float *weight = layer->weight + client * k * d, *bias = layer->bias ? layer->bias + client * k : NULL;
+    float *weight = layer->weight + client * k * d,
+          *bias = layer->bias ? layer->bias + client * k : NULL;
     WIDE(outputs)(now, n, next, n_next, weight, bias, d, k, z);
     WIDE(slopes)(m, step, n, z);
     WIDE(moves)(now, n, weight, d, z, k, m->keep);
@@ -212,17 +229,19 @@ ALWAYS void WIDE(linear_step)(const Training *m, size client, size step, const f
             weight[j] -= m->lr * layer->more_weight[client * k * d + j];
     if (bias)
         for (size j = 0; j < k; j++) {
-            float total = bias[j] * m->keep - (layer->more_bias ? m->lr * layer->more_bias[client * k + j] : 0);
+            float total = bias[j] * m->keep -
+                          (layer->more_bias ? m->lr * layer->more_bias[client * k + j] : 0);
             for (size r = 0; r < n; r++)
                 total += z[r * k + j];
             bias[j] = total;
         }
 }
 
-/* -- layers: weights lie in tiles of sixteen outputs, tile[t][i] = W[16 t .. 16 t + 15][i], filled up with zeros ------------------------ */
+/* -- layers: tile[t][i] = W[16 t .. 16 t + 15][i], filled up with zeros ------------------------ */
 
 /* out[r] = start + sum_i x_r[i] tile[i] for R rows. */
-ALWAYS void WIDE(through)(const float **x, const float *tile, size d, const float *start, float *out, size stride, const int R)
+ALWAYS void WIDE(through)(const float **x, const float *tile, size d, const float *start,
+                          float *out, size stride, const int R)
 {
     Vec low[6], high[6];
     for (int r = 0; r < R; r++) {
@@ -242,10 +261,15 @@ ALWAYS void WIDE(through)(const float **x, const float *tile, size d, const floa
     }
 }
 
-#define THROUGH(R) case R: WIDE(through)(x + r, sheet->weight + t * d * TILE, d, sheet->bias + t * TILE, out, stride, R); break;
+#define THROUGH(R)                                                                                 \
+    case R:                                                                                        \
+        WIDE(through)(x + r, sheet->weight + t * d * TILE, d, sheet->bias + t * TILE, out, stride, \
+                      R);                                                                          \
+        break;
 
-/* What a layer says of n rows, before it bends; meanwhile, rows that come next are fetched. */
-ALWAYS void WIDE(say)(const Sheet *sheet, const float **x, size n, size d, const float **next, size n_next)
+/* Outputs of a layer for n rows, before ReLU; meanwhile the next rows are prefetched. */
+ALWAYS void WIDE(say)(const Sheet *sheet, const float **x, size n, size d, const float **next,
+                      size n_next)
 {
     size stride = sheet->tiles * TILE;
     for (size t = 0; t < sheet->tiles; t++)
@@ -260,8 +284,9 @@ ALWAYS void WIDE(say)(const Sheet *sheet, const float **x, size n, size d, const
         }
 }
 
-/* tile[i] <- keep tile[i] + sum_r x_r[i] slope[r] for I inputs, from i on. */
-ALWAYS void WIDE(learn)(const float **x, size n, size i, float *tile, const float *slope, size stride, float keep, const int I)
+/* tile[i] <- keep tile[i] + sum_r x_r[i] slope[r] for I inputs, beginning with i. */
+ALWAYS void WIDE(learn)(const float **x, size n, size i, float *tile, const float *slope,
+                        size stride, float keep, const int I)
 {
     Vec low[5], high[5];
     for (int l = 0; l < I; l++) {
@@ -281,11 +306,15 @@ ALWAYS void WIDE(learn)(const float **x, size n, size i, float *tile, const floa
     }
 }
 
-#define LEARN(I) \
-    case I: WIDE(learn)(x + r, rows, i, sheet->weight + (t * d + i) * TILE, sheet->slope + r * stride + t * TILE, stride, r ? 1 : m->keep, I); break;
+#define LEARN(I)                                                                       \
+    case I:                                                                            \
+        WIDE(learn)(x + r, rows, i, sheet->weight + (t * d + i) * TILE,                \
+                    sheet->slope + r * stride + t * TILE, stride, r ? 1 : m->keep, I); \
+        break;
 
 /* W <- keep W + slope^T X - lr more, and the bias, if there is one, likewise. */
-ALWAYS void WIDE(learn_all)(const Training *m, const Layer *layer, const Sheet *sheet, const float **x, size n)
+ALWAYS void WIDE(learn_all)(const Training *m, const Layer *layer, const Sheet *sheet,
+                            const float **x, size n)
 {
     size d = layer->in, stride = sheet->tiles * TILE;
     for (size r = 0; r == 0 || r < n; r += ROWS) {
@@ -307,7 +336,8 @@ ALWAYS void WIDE(learn_all)(const Training *m, const Layer *layer, const Sheet *
 }
 
 /* out[r][i] = <slope_r, W[:, i]> for R rows and I inputs. */
-ALWAYS void WIDE(back)(const float *slope, size stride, const float *tile, size d, float *out, size out_stride, const int R, const int I)
+ALWAYS void WIDE(back)(const float *slope, size stride, const float *tile, size d, float *out,
+                       size out_stride, const int R, const int I)
 {
     Vec sums[3][4];
     for (int r = 0; r < R; r++)
@@ -322,13 +352,18 @@ ALWAYS void WIDE(back)(const float *slope, size stride, const float *tile, size 
     for (int r = 0; r < R; r++)
         for (int l = 0; l < I; l++) {
             Vec s = sums[r][l];
-            out[r * out_stride + l] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+            out[r * out_stride + l] =
+                ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
         }
 }
 
-#define BACK(R, I) case R * 8 + I: WIDE(back)(above->slope + r * stride, stride, above->weight + i * TILE, d, out, below_stride, R, I); break;
+#define BACK(R, I)                                                                      \
+    case R * 8 + I:                                                                     \
+        WIDE(back)(above->slope + r * stride, stride, above->weight + i * TILE, d, out, \
+                   below_stride, R, I);                                                 \
+        break;
 
-/* The slope in what the layer above was given, d numbers a row, from that in its outputs. */
+/* The gradient in the inputs of the layer above, d numbers a row, from that in its outputs. */
 ALWAYS void WIDE(pass_back)(const Sheet *above, const Sheet *below, size n, size d)
 {
     size stride = above->tiles * TILE, below_stride = below->tiles * TILE;
@@ -336,20 +371,24 @@ ALWAYS void WIDE(pass_back)(const Sheet *above, const Sheet *below, size n, size
         for (size i = 0; i < d; i += 4) {
             float *out = below->slope + r * below_stride + i;
             switch ((n - r < 3 ? n - r : 3) * 8 + (d - i < 4 ? d - i : 4)) {
-                BACK(3, 4) BACK(3, 3) BACK(3, 2) BACK(3, 1) BACK(2, 4) BACK(2, 3) BACK(2, 2) BACK(2, 1)
-                BACK(1, 4) BACK(1, 3) BACK(1, 2) BACK(1, 1)
+                BACK(3, 4)
+                BACK(3, 3) BACK(3, 2) BACK(3, 1) BACK(2, 4) BACK(2, 3) BACK(2, 2) BACK(2, 1)
+                    BACK(1, 4) BACK(1, 3) BACK(1, 2) BACK(1, 1)
             }
         }
 }
 
-/* The normalization of a layer's n outputs: gradients are asked for with `back`. */
-ALWAYS Norm WIDE(norm_of)(const Layer *layer, const Sheet *sheet, size n, const int64_t *several, int back)
+/* The normalization of a layer's outputs on n rows, or with `back` its derivative. */
+ALWAYS Norm WIDE(norm_of)(const Layer *layer, const Sheet *sheet, size n, const int64_t *several,
+                          int back)
 {
     float *const *v = sheet->norm;
-    Norm m = {.clients = 1, .b = n, .channels = sheet->tiles * TILE, .n = 1, .several = several, .eps = layer->eps, .momentum = layer->momentum};
-    m.x = sheet->said, m.out = back ? sheet->slope : sheet->normal, m.slope = back ? sheet->slope : NULL;
-    m.weight = layer->scale ? v[SCALE] : NULL, m.bias = layer->shift ? v[SHIFT] : NULL, m.mean = v[MEAN], m.var = v[VAR];
-    m.own_mean = v[OWN_MEAN], m.own_var = v[OWN_VAR], m.inverse = v[INVERSE], m.new_mean = v[NEW_MEAN], m.new_var = v[NEW_VAR];
+    Norm m = {.clients = 1, .b = n, .channels = sheet->tiles * TILE, .n = 1, .several = several};
+    m.eps = layer->eps, m.momentum = layer->momentum, m.x = sheet->said;
+    m.out = back ? sheet->slope : sheet->normal, m.slope = back ? sheet->slope : NULL;
+    m.weight = layer->scale ? v[SCALE] : NULL, m.bias = layer->shift ? v[SHIFT] : NULL;
+    m.mean = v[MEAN], m.var = v[VAR], m.own_mean = v[OWN_MEAN], m.own_var = v[OWN_VAR];
+    m.inverse = v[INVERSE], m.new_mean = v[NEW_MEAN], m.new_var = v[NEW_VAR];
     m.slope_weight = v[SLOPE_SCALE], m.slope_bias = v[SLOPE_SHIFT];
     return m;
 }
@@ -364,8 +403,10 @@ ALWAYS void WIDE(normalize_layer)(const Layer *layer, const Sheet *sheet, size n
         sheet->norm[MEAN][j] = m.new_mean[j], sheet->norm[VAR][j] = m.new_var[j];
 }
 
-/* From the gradient in what was normalized to that in the layer's outputs, in place; scale and shift make their step. */
-ALWAYS void WIDE(normalize_layer_back)(const Training *t, const Layer *layer, const Sheet *sheet, size n)
+/* The gradient in the layer's outputs from that in the normalized outputs, in place; and the step
+   of scale and shift. */
+ALWAYS void WIDE(normalize_layer_back)(const Training *t, const Layer *layer, const Sheet *sheet,
+                                       size n)
 {
     int64_t several = layer->fixed ? 0 : n;
     Norm m = WIDE(norm_of)(layer, sheet, n, &several, 1);
@@ -378,8 +419,10 @@ ALWAYS void WIDE(normalize_layer_back)(const Training *t, const Layer *layer, co
     }
 }
 
-/* The mask of a layer in a step: the row at place r of a mini-batch has the 16-bit halves of words from r * out on. */
-ALWAYS void WIDE(draw_mask)(const Training *m, const Layer *layer, const Sheet *sheet, size step, int64_t *words)
+/* The mask of a layer in a step: the row at place r of a mini-batch takes the 16-bit halves of
+   words from number r * out on. */
+ALWAYS void WIDE(draw_mask)(const Training *m, const Layer *layer, const Sheet *sheet, size step,
+                            int64_t *words)
 {
     size out = layer->out, width = sheet->tiles * TILE, row = 0;
     first_words(words, (m->b * out + 1) / 2, layer->keys + 2 * step);
@@ -387,13 +430,16 @@ ALWAYS void WIDE(draw_mask)(const Training *m, const Layer *layer, const Sheet *
         if (m->shares[step * m->b + place] == 0)
             continue;
         float *mask = sheet->mask + width * row++;
-        for (size j = 0, half = place * out; j < out; j++, half++)
-            mask[j] = (((uint64_t)words[half / 2] >> half % 2 * 16) & 0xFFFF) >= layer->dropped ? layer->kept : 0;
+        for (size j = 0, half = place * out; j < out; j++, half++) {
+            unsigned bits = (uint64_t)words[half / 2] >> half % 2 * 16 & 0xFFFF;
+            mask[j] = bits >= layer->dropped ? layer->kept : 0;
+        }
     }
 }
 
-/* What follows a layer, on its outputs for n rows. */
-ALWAYS void WIDE(follow)(const Training *m, const Layer *layer, const Sheet *sheet, size step, size n, int64_t *words)
+/* The operations after a layer, on its outputs for n rows. */
+ALWAYS void WIDE(follow)(const Training *m, const Layer *layer, const Sheet *sheet, size step,
+                         size n, int64_t *words)
 {
     size count = n * sheet->tiles * TILE;
     float *now = sheet->said;
@@ -414,7 +460,7 @@ ALWAYS void WIDE(follow)(const Training *m, const Layer *layer, const Sheet *she
         }
 }
 
-/* From the gradient in what the next layer was given to that in the layer's outputs, in place. */
+/* The gradient in the layer's outputs from that in the inputs of the next layer, in place. */
 ALWAYS void WIDE(follow_back)(const Training *m, const Layer *layer, const Sheet *sheet, size n)
 {
     size count = n * sheet->tiles * TILE;
@@ -437,8 +483,8 @@ ALWAYS void WIDE(follow_back)(const Training *m, const Layer *layer, const Sheet
 }
 
 /* One step of a network on n rows. */
-ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, const float **now, size n, const float **next, size n_next, float *z,
-                          int64_t *words)
+ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, const float **now,
+                           size n, const float **next, size n_next, float *z, int64_t *words)
 {
     int last = m->layers - 1;
     for (int l = 0; l <= last; l++) {
@@ -452,7 +498,8 @@ ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, co
         memcpy(z + r * k, top->said + r * stride, (size_t)k * sizeof *z);
     WIDE(slopes)(m, step, n, z);
     for (size r = 0; r < n; r++)
-        memcpy(top->slope + r * stride, z + r * k, (size_t)k * sizeof *z); /* beyond, it is 0 and stays so */
+        memcpy(top->slope + r * stride, z + r * k,
+               (size_t)k * sizeof *z); /* padding beyond the outputs is 0, and stays 0 */
     for (int l = last; l >= 0; l--) {
         if (l) {
             WIDE(pass_back)(&sheets[l], &sheets[l - 1], n, m->layer[l].in);
@@ -462,7 +509,7 @@ ALWAYS void WIDE(net_step)(const Training *m, const Sheet *sheets, size step, co
     }
 }
 
-/* What a client's normalization has into the layer's vectors, and back. */
+/* Copy a client's scale, shift and statistics to the vectors of its layer, and back. */
 ALWAYS void WIDE(lay_out_norm)(const Layer *layer, const Sheet *sheet, size client, int back)
 {
     float *theirs[] = {layer->scale, layer->shift, layer->mean, layer->var};
@@ -470,20 +517,22 @@ ALWAYS void WIDE(lay_out_norm)(const Layer *layer, const Sheet *sheet, size clie
     size out = layer->out, bytes = out * sizeof(float);
     for (int v = SCALE; v <= VAR; v++)
         if (theirs[v])
-            memcpy(back ? theirs[v] + client * out : sheet->norm[v], back ? sheet->norm[v] : theirs[v] + client * out, bytes);
+            memcpy(back ? theirs[v] + client * out : sheet->norm[v],
+                   back ? sheet->norm[v] : theirs[v] + client * out, bytes);
     for (int v = 0; v < 2; v++)
         if (more[v] && !back)
             memcpy(sheet->norm[MORE_SCALE + v], more[v] + client * out, bytes);
 }
 
-/* A client's layers into tiles, and back. */
+/* Copy a client's layers to tiles, and back. */
 static void WIDE(lay_out)(const Training *m, const Sheet *sheets, size client, int back)
 {
     for (int l = 0; l < m->layers; l++) {
         const Layer *layer = &m->layer[l];
         const Sheet *sheet = &sheets[l];
         size in = layer->in, out = layer->out;
-        float *weight = layer->weight + client * in * out, *bias = layer->bias ? layer->bias + client * out : NULL;
+        float *weight = layer->weight + client * in * out,
+              *bias = layer->bias ? layer->bias + client * out : NULL;
         const float *more = layer->more_weight ? layer->more_weight + client * in * out : NULL;
         for (size first = 0; first < in; first += TILE) /* blocks of sixteen by sixteen */
             for (size j = 0; j < out; j++)
@@ -508,7 +557,8 @@ static void WIDE(lay_out)(const Training *m, const Sheet *sheets, size client, i
     }
 }
 
-/* All steps of some of the clients, one client after the other: its weights stay in cache. */
+/* All steps of a range of clients, one client after the other, so that its weights stay in
+   cache. */
 static void WIDE(train_some)(void *about, size first, size last)
 {
     Training *m = about;
@@ -531,7 +581,9 @@ static void WIDE(train_some)(void *about, size first, size last)
             size step = t * m->clients + i, n = n_next;
             const float **swap = now;
             now = next, next = swap;
-            n_next = t + 1 < m->steps[i] ? WIDE(rows_of)(m, step + m->clients, next) : i + 1 < last ? WIDE(rows_of)(m, i + 1, next) : 0;
+            n_next = t + 1 < m->steps[i] ? WIDE(rows_of)(m, step + m->clients, next)
+                     : i + 1 < last      ? WIDE(rows_of)(m, i + 1, next)
+                                         : 0;
             if (room)
                 WIDE(net_step)(m, sheets, step, now, n, next, n_next, z, words);
             else

@@ -1,6 +1,6 @@
 /* Sums of trees. Included by compiled.c, twice: see there. */
 
-/* Several rows abreast, without branches: while one waits for memory, others go on. */
+/* Several rows at a time, without branches, so that loads from memory overlap. */
 ALWAYS void WIDE(walk)(const Node *nodes, int32_t root, const float *x, size d, int32_t at[ABREAST])
 {
     int32_t moved;
@@ -17,7 +17,8 @@ ALWAYS void WIDE(walk)(const Node *nodes, int32_t root, const float *x, size d, 
     } while (moved);
 }
 
-/* In double precision, where the products of single numbers are exact: the same bits however it is compiled. */
+/* In double precision, where the products of two floats are exact: the same bits however it is
+   compiled. */
 static void WIDE(add_trees)(void *about, size first, size last)
 {
     Forest *f = about;
@@ -27,17 +28,21 @@ static void WIDE(add_trees)(void *about, size first, size last)
     if (totals == NULL || padded == NULL)
         f->failed = NO_MEMORY;
     for (size piece = first; piece < last && !f->failed; piece++) {
-        size begin = piece * block, rows = f->n - begin < block ? f->n - begin : block, whole = rows - rows % ABREAST;
-        if (whole < rows) { /* the last few stand with copies of the last */
+        size begin = piece * block, rows = f->n - begin < block ? f->n - begin : block,
+             whole = rows - rows % ABREAST;
+        if (whole < rows) { /* fill up with copies of the last row */
             for (size r = 0; r < ABREAST; r++)
-                memcpy(padded + r * d, f->x + (begin + (whole + r < rows ? whole + r : rows - 1)) * d, (size_t)d * sizeof *padded);
+                memcpy(padded + r * d,
+                       f->x + (begin + (whole + r < rows ? whole + r : rows - 1)) * d,
+                       (size_t)d * sizeof *padded);
         }
         memset(totals, 0, (size_t)(rows * k) * sizeof *totals);
         for (size t = 0; t < f->trees; t++) {
             double share = f->shares[t];
             for (size r = 0; r < rows; r += ABREAST) {
                 int32_t at[ABREAST];
-                WIDE(walk)(f->nodes, f->roots[t], r < whole ? f->x + (begin + r) * d : padded, d, at);
+                WIDE(walk)(f->nodes, f->roots[t], r < whole ? f->x + (begin + r) * d : padded, d,
+                           at);
                 for (size l = 0; l < ABREAST && r + l < rows; l++) {
                     const float *value = f->values + (size)f->nodes[at[l]].leaf * k;
                     double *total = totals + (r + l) * k;

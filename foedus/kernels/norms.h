@@ -1,8 +1,11 @@
-/* Normalization by the statistics of a mini-batch (BatchNorm), and its derivative. Included by compiled.c, twice: see there. */
+/* Normalization by the statistics of a mini-batch (BatchNorm), and its derivative. Included by
+   compiled.c, twice: see there. */
 
-/* Adds to `sums` the sums over n numbers of y - middle and of (x - center) (y - middle).
-   Four vectors at a time, for one addition waits for the last; their parts are added in double precision. */
-ALWAYS void WIDE(add_run)(const float *x, const float *y, size n, float center, float middle, double sums[2])
+/* Adds to `sums` the sums over n numbers of y - middle and of (x - center) (y - middle). Four
+   vectors at a time, because each addition waits for the previous one; the partial sums are added
+   in double precision. */
+ALWAYS void WIDE(add_run)(const float *x, const float *y, size n, float center, float middle,
+                          double sums[2])
 {
     enum { AT_ONCE = 4 };
     Vec level[AT_ONCE], product[AT_ONCE];
@@ -12,7 +15,8 @@ ALWAYS void WIDE(add_run)(const float *x, const float *y, size n, float center, 
         level[v] = product[v] = (Vec){0};
     for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES)
         for (int v = 0; v < AT_ONCE; v++) {
-            Vec a = *(const Vec *)(x + i + v * LANES) - center, b = *(const Vec *)(y + i + v * LANES) - middle;
+            Vec a = *(const Vec *)(x + i + v * LANES) - center,
+                b = *(const Vec *)(y + i + v * LANES) - middle;
             level[v] += b;
             product[v] += a * b;
         }
@@ -20,13 +24,15 @@ ALWAYS void WIDE(add_run)(const float *x, const float *y, size n, float center, 
         float a = x[i] - center, b = y[i] - middle;
         first += b, second += a * b;
     }
-    Vec levels = (level[0] + level[1]) + (level[2] + level[3]), products = (product[0] + product[1]) + (product[2] + product[3]);
+    Vec levels = (level[0] + level[1]) + (level[2] + level[3]),
+        products = (product[0] + product[1]) + (product[2] + product[3]);
     sums[0] += first, sums[1] += second;
     for (int l = 0; l < LANES; l++)
         sums[0] += levels[l], sums[1] += products[l];
 }
 
-/* What is kept of a channel of a client: the statistics used, and the running ones after a step towards them. */
+/* The results for a channel of a client: the statistics used, and the updated running
+   statistics. */
 ALWAYS void WIDE(keep_statistics)(const Norm *m, size at, float mean, float var, float unbiased)
 {
     m->own_mean[at] = mean, m->own_var[at] = unbiased;
@@ -38,7 +44,8 @@ ALWAYS void WIDE(keep_statistics)(const Norm *m, size at, float mean, float var,
 /* One channel of one client, whose rows are runs of `n` numbers. */
 ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
 {
-    size at = client * m->channels + channel, apart = m->channels * m->n, from = client * m->b * apart + channel * m->n;
+    size at = client * m->channels + channel, apart = m->channels * m->n,
+         from = client * m->b * apart + channel * m->n;
     const float *x = m->x + from;
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
     if (m->several[client] > 1) {
@@ -47,7 +54,9 @@ ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
         while (real && !real[one])
             one++;
         WIDE(add_run)(x + one * apart, x + one * apart, m->n, x[one * apart], x[one * apart], sums);
-        float center = (float)(x[one * apart] + sums[0] / (double)m->n); /* of one row: near that of all */
+        float center =
+            (float)(x[one * apart] +
+                    sums[0] / (double)m->n); /* the mean of one row, close to the mean of all */
         for (int again = 0; again < 2; again++) {
             sums[0] = sums[1] = 0;
             for (size r = 0; r < m->b; r++)
@@ -55,13 +64,18 @@ ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
                     WIDE(add_run)(x + r * apart, x + r * apart, m->n, center, center, sums);
             if (sums[0] * sums[0] <= count * sums[1] / 4)
                 break;
-            center = (float)(center + sums[0] / count); /* it was not near: digits of the variance would be lost */
+            center =
+                (float)(center +
+                        sums[0] /
+                            count); /* it was not close: digits of the variance would be lost */
         }
         double shift = sums[0] / count, square = sums[1] - sums[0] * shift;
-        WIDE(keep_statistics)(m, at, (float)(center + shift), (float)(square / count), (float)(square / (count - 1)));
+        WIDE(keep_statistics)(m, at, (float)(center + shift), (float)(square / count),
+                              (float)(square / (count - 1)));
     } else /* one value has no variance */
         WIDE(keep_statistics)(m, at, m->mean[at], m->var[at], m->var[at]);
-    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1), shift = m->bias ? m->bias[at] : 0;
+    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1),
+          shift = m->bias ? m->bias[at] : 0;
     for (size r = 0; r < m->b; r++) {
         const float *row = x + r * apart;
         float *out = m->out + from + r * apart;
@@ -70,8 +84,9 @@ ALWAYS void WIDE(normalize_channel)(const Norm *m, size client, size channel)
     }
 }
 
-/* What the derivative of a channel needs of its sums: `level` and `tilt` of back_channel. */
-ALWAYS void WIDE(keep_slopes)(const Norm *m, size client, size at, const double sums[2], const double real_sums[2], float *level, float *tilt)
+/* What the derivative of a channel needs from its sums: `level` and `tilt` of back_channel. */
+ALWAYS void WIDE(keep_slopes)(const Norm *m, size client, size at, const double sums[2],
+                              const double real_sums[2], float *level, float *tilt)
 {
     float inverse = m->inverse[at];
     double count = (double)m->several[client];
@@ -83,13 +98,16 @@ ALWAYS void WIDE(keep_slopes)(const Norm *m, size client, size at, const double 
     *tilt = count > 1 ? (float)(real_sums[1] * inverse / count) * inverse : 0;
 }
 
-/* With s the slope in the output and h = (x - mean) inverse: slopes sum s h in the weight, sum s in the bias, and in x
-   weight inverse (s - (sum s + h sum s h) / count), sums over real rows; without the fraction where the statistics are not the mini-batch's. */
+/* Let s be the gradient in the output and h = (x - mean) inverse. The gradients are: sum s h in the
+   weight, sum s in the bias, and weight inverse (s - (sum s + h sum s h) / count) in x, with sums
+   over real rows; without the fraction if the statistics are not those of the mini-batch. */
 ALWAYS void WIDE(back_channel)(const Norm *m, size client, size channel)
 {
-    size at = client * m->channels + channel, apart = m->channels * m->n, from = client * m->b * apart + channel * m->n;
+    size at = client * m->channels + channel, apart = m->channels * m->n,
+         from = client * m->b * apart + channel * m->n;
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
-    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1), level, tilt;
+    float mean = m->own_mean[at], scale = m->inverse[at] * (m->weight ? m->weight[at] : 1), level,
+          tilt;
     double sums[2] = {0}, real_sums[2] = {0};
     for (size r = 0; r < m->b; r++) {
         double here[2] = {0};
@@ -102,19 +120,22 @@ ALWAYS void WIDE(back_channel)(const Norm *m, size client, size channel)
     WIDE(keep_slopes)(m, client, at, sums, real_sums, &level, &tilt);
     for (size r = 0; r < m->b; r++) {
         const float *row = m->x + from + r * apart, *slope = m->slope + from + r * apart;
-        float *out = m->out + from + r * apart, own_level = !real || real[r] ? level : 0, own_tilt = !real || real[r] ? tilt : 0;
+        float *out = m->out + from + r * apart, own_level = !real || real[r] ? level : 0,
+              own_tilt = !real || real[r] ? tilt : 0;
         for (size i = 0; i < m->n; i++)
             out[i] = scale * (slope[i] - own_level - own_tilt * (row[i] - mean));
     }
 }
 
-/* The same of channels of one number a row, which lie side by side: SIDE_BY_SIDE from `first` on, or what there is. Sums are in double
-   precision. */
+/* The same for channels of one number a row, which are adjacent in memory: SIDE_BY_SIDE of them
+   from `first` on, or as many as are left. Sums are in double precision. */
 ALWAYS void WIDE(normalize_vectors)(const Norm *m, size client, size first)
 {
-    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE, at = client * m->channels + first;
+    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE,
+         at = client * m->channels + first;
     const float *x = m->x + client * m->b * m->channels + first;
-    float *out = m->out + client * m->b * m->channels + first, scale[SIDE_BY_SIDE], shift[SIDE_BY_SIDE];
+    float *out = m->out + client * m->b * m->channels + first, scale[SIDE_BY_SIDE],
+          shift[SIDE_BY_SIDE];
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
     double mean[SIDE_BY_SIDE] = {0}, square[SIDE_BY_SIDE] = {0}, count = (double)m->several[client];
     if (count > 1) {
@@ -131,23 +152,28 @@ ALWAYS void WIDE(normalize_vectors)(const Norm *m, size client, size first)
     }
     for (size c = 0; c < wide; c++) {
         if (count > 1)
-            WIDE(keep_statistics)(m, at + c, (float)mean[c], (float)(square[c] / count), (float)(square[c] / (count - 1)));
+            WIDE(keep_statistics)(m, at + c, (float)mean[c], (float)(square[c] / count),
+                                  (float)(square[c] / (count - 1)));
         else
             WIDE(keep_statistics)(m, at + c, m->mean[at + c], m->var[at + c], m->var[at + c]);
-        scale[c] = m->inverse[at + c] * (m->weight ? m->weight[at + c] : 1), shift[c] = m->bias ? m->bias[at + c] : 0;
+        scale[c] = m->inverse[at + c] * (m->weight ? m->weight[at + c] : 1),
+        shift[c] = m->bias ? m->bias[at + c] : 0;
     }
     for (size r = 0; r < m->b; r++)
         for (size c = 0; c < wide; c++)
-            out[r * m->channels + c] = (x[r * m->channels + c] - m->own_mean[at + c]) * scale[c] + shift[c];
+            out[r * m->channels + c] =
+                (x[r * m->channels + c] - m->own_mean[at + c]) * scale[c] + shift[c];
 }
 
 ALWAYS void WIDE(back_vectors)(const Norm *m, size client, size first)
 {
-    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE, at = client * m->channels + first;
+    size wide = m->channels - first < SIDE_BY_SIDE ? m->channels - first : SIDE_BY_SIDE,
+         at = client * m->channels + first;
     size from = client * m->b * m->channels + first;
     const uint8_t *real = m->real ? m->real + client * m->b : NULL;
     const float *mean = m->own_mean + at;
-    double sum[SIDE_BY_SIDE] = {0}, product[SIDE_BY_SIDE] = {0}, real_sum[SIDE_BY_SIDE] = {0}, real_product[SIDE_BY_SIDE] = {0};
+    double sum[SIDE_BY_SIDE] = {0}, product[SIDE_BY_SIDE] = {0}, real_sum[SIDE_BY_SIDE] = {0},
+           real_product[SIDE_BY_SIDE] = {0};
     float scale[SIDE_BY_SIDE], level[SIDE_BY_SIDE], tilt[SIDE_BY_SIDE];
     for (size r = 0; r < m->b; r++) {
         const float *x = m->x + from + r * m->channels, *slope = m->slope + from + r * m->channels;
@@ -171,7 +197,8 @@ ALWAYS void WIDE(back_vectors)(const Norm *m, size client, size first)
     }
 }
 
-/* Pieces first .. last - 1: a channel of a client each, or channels of a client that lie side by side. */
+/* Pieces first .. last - 1: each is a channel of a client, or several adjacent channels of a
+   client. */
 static void WIDE(normalize_some)(void *about, size first, size last)
 {
     const Norm *m = about;

@@ -1,4 +1,4 @@
-"""What a model is to foedus: a function of (parameters, rows) that holds no parameters itself."""
+"""The interface of models: a function of (parameters, rows) that holds no parameters itself."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class Model(Settings):
     """
 
     row_major: ClassVar[frozenset[str]] = frozenset()
-    """Names of matrices whose gradients lie in memory as they do, however they are batched."""
+    """Names of matrices whose gradients have the same memory layout, however they are batched."""
 
     trains_apart: ClassVar[bool] = False
-    """Whether it is called otherwise in training (`train_outputs`)."""
+    """Whether it is called differently in training (`train_outputs`)."""
 
     sequences: ClassVar[bool] = False
     """Whether it can have outputs for each step of a sequence."""
@@ -200,7 +200,7 @@ class Model(Settings):
 
 
 _WIDE = 1 << 15
-"""Numbers of a matrix from which its gradient should lie in memory as it does."""
+"""Size of a matrix from which its gradient should have the same memory layout."""
 
 
 def derives_within(model: Model, params: Params) -> bool:
@@ -280,7 +280,8 @@ def check_sequences(model: Model, spec: Spec) -> None:
 def check_plain(name: str, model: Model, spec: Spec) -> None:
     """Raise `ModelError` for a model with running statistics or dropout.
 
-    For algorithms that do not train by mini-batch descent: these behave otherwise in training.
+    For algorithms that do not train by mini-batch descent: such layers behave differently in
+    training.
     """
     if model.kept:
         raise_kept(name)

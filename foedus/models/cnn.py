@@ -134,11 +134,11 @@ class CNN(Model):
         pad = self.kernel // 2 if self.padding == "same" else 0
         x = x.to(params["conv0"].dtype)
         bend = (lambda z: F.leaky_relu(z, self.leak)) if self.leak else torch.relu
-        # Without colours it suffices that the image is laid out so.
+        # Without colors it suffices that the image is laid out so.
         lay = _channels_last if x.shape[1] > 1 else lambda kernel: kernel
         x = _channels_last(x)
         for i in range(len(self.channels)):
-            # Pooled first, a quarter of the numbers is left to bend: the largest stays the largest.
+            # Pool first: ReLU is monotone, so it can be applied to a quarter of the numbers.
             x = F.conv2d(x, lay(params[f"conv{i}"]), params[f"conv_bias{i}"], padding=pad)
             x = bend(F.max_pool2d(x, 2))
         x = x.flatten(1)
@@ -149,10 +149,11 @@ class CNN(Model):
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """The same numbers with a pixel's channels as neighbours: fastest for convolutions on CPUs.
+    """The same numbers with the channels of a pixel adjacent in memory: fastest for convolutions on
+    CPUs.
 
-    A third less time for images with colours, a sixth for those without. By steps that vmap knows,
-    unlike PyTorch's memory formats.
+    A third less time for images with colors, a sixth for those without. With operations that vmap
+    supports, unlike PyTorch's memory formats.
     """
     n, channels, height, width = t.shape
     if channels == 1:  # nothing to move, but PyTorch must see it

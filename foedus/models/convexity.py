@@ -1,4 +1,4 @@
-"""Whether a loss is convex in the outputs, as far as a trial can tell."""
+"""Whether a loss is convex in the outputs, by a random test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def above_its_chords(loss: Any, spec: Spec) -> bool:
 
 
 def warn_unless_convex(name: str, setting: Any, loss: Any, spec: Spec) -> None:
-    """Say that an algorithm's theorems need a convex loss, where this one is not."""
+    """Warn that an algorithm's theorems need a convex loss, if this one is not convex."""
     with torch.no_grad():
         found = above_its_chords(loss, spec)
     if found:

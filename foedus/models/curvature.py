@@ -4,7 +4,7 @@
     H_j(w) v = Phi^T (s * bend(Phi w, y, Phi v)) + reg v
 
 with s_i = 1 / n_j for the client's rows (times their weights, where they have some) and 0 for
-padding. The Hessian is formed and factorised
+padding. The Hessian is formed and factorized
 while it is small; beyond that, conjugate gradients solve with it without ever forming it.
 """
 
@@ -24,14 +24,14 @@ from foedus.models.least_squares import back_product, cholesky
 from foedus.models.losses import LOSSES, Loss, check_loss
 
 DIRECT = 512
-"""Local systems of up to this number of unknowns, and no more than rows, are factorised."""
+"""Local systems of up to this number of unknowns, and no more than rows, are factorized."""
 
 _CLOSE = 1e-12
-"""Conjugate gradients stop where the residual has fallen to this part of the right-hand side."""
+"""Conjugate gradients stop when the residual is this fraction of the right-hand side."""
 
 
 def check(loss: Any) -> None:
-    """Refuse the setting of a loss whose second derivative is not known (`Loss.bend`)."""
+    """Raise for a loss whose second derivative is not known (`Loss.bend`)."""
     found = LOSSES.get(loss) if isinstance(loss, str) else loss
     if _known(found):
         return
@@ -121,7 +121,7 @@ def conjugate_gradients(
 ) -> Tensor:
     """Up to `steps` steps on apply(x) = right from 0.
 
-    Sums run over the dimensions `over`; the others are systems of their own.
+    Sums run over the dimensions `over`; the others index separate systems.
     """
 
     def dot(a: Tensor, b: Tensor) -> Tensor:

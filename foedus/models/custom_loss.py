@@ -1,11 +1,11 @@
 """A user's own loss: any function of (outputs, y), or a loss module of `torch.nn`.
 
-foedus needs the loss of each row: rows of a padded batch have weight 0, and rows may have weights
-of their own. A function that returns one number a row is called with all rows. A function that
-returns their mean is called on each row by itself, in one batched call (`torch.func.vmap`). For a
-module of `torch.nn` with `reduction="mean"`, a copy with `reduction="none"` is called. A loss that
-is not a mean over rows, such as one that compares rows with each other, has no such form; it is
-refused before the run starts.
+foedus needs the loss of each row: rows of a padded batch have weight 0, and rows may have weights.
+A function that returns one number a row is called with all rows. A function that returns their mean
+is called on each row by itself, in one batched call (`torch.func.vmap`). For a module of `torch.nn`
+with `reduction="mean"`, a copy with `reduction="none"` is called. A loss that is not a mean over
+rows, such as one that compares rows with each other, has no such form; it is refused before the run
+starts.
 
 Where rows are sequences, a function is given outputs (n, t, classes) and labels (n, t), -100 where
 a step has none, and returns one number a step, one a row, or the mean. A module of `torch.nn` is
@@ -64,7 +64,7 @@ class _Custom(Loss):
         return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """What the function returns, row by row where it is a mean."""
+        """The losses of the rows; a function that returns a mean is called row by row."""
         found = self.called(outputs, y)
         return found if found.dim() else torch.func.vmap(self._of_one)(outputs, y)
 
@@ -72,7 +72,7 @@ class _Custom(Loss):
         return self.called(outputs.unsqueeze(0), y.unsqueeze(0))
 
     def called(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """What the function returns; a module is called where the outputs are."""
+        """The result of the function; a module is called on the device of the outputs."""
         device, function = outputs.device, self.function
         if isinstance(function, nn.Module):
             function = self.on.get(device) or self._placed(function, device)
@@ -169,7 +169,7 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
     before, remedy = torch.get_rng_state(), _STEPS_REMEDY if spec.steps else _REMEDY
     try:
         found: Any = loss.called(outputs, y)
-    except Exception as error:  # whatever a user's function does
+    except Exception as error:  # any exception of a user's function
         raise ConfigError(
             f"{name} fails for outputs {_form(outputs)} and y {_form(y)}: {error}; it is called as "
             "loss(outputs, y), with raw outputs, and class numbers or targets"
@@ -203,7 +203,7 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
     if not found.requires_grad:
         raise ConfigError(
             f"{name} has no gradient in the outputs: it does not use them, or detaches them; use "
-            "functions of torch alone"
+            "functions of torch only"
         )
     [slope] = torch.autograd.grad(found.sum(), outputs, retain_graph=True)
     if not bool(slope.isfinite().all()):
@@ -235,14 +235,14 @@ def check_custom(loss: Loss, model: Model | None, spec: Spec) -> None:
 
 
 def _check_ignored(name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
-    """Refuse a loss that uses what a model says of a step without a label."""
+    """Refuse a loss that depends on outputs at steps without a label."""
     y = y.clone()
     y[0, -1] = IGNORED
     remedy = f"leave them out, as F.cross_entropy does (ignore_index={IGNORED})"
     try:
         value = loss.value(outputs, y)[0]
         (slope,) = torch.autograd.grad(value, outputs)
-    except Exception as error:  # whatever a user's function does
+    except Exception as error:  # any exception of a user's function
         raise ConfigError(
             f"{name} fails where a step has no label ({IGNORED}): {error}; {remedy}, or put any "
             f"class in their place, y.clamp(min=0), and return one number a step, of shape (n, t)"
@@ -279,7 +279,8 @@ def _try_outputs(model: Model | None, spec: Spec, n: int) -> Tensor:
 
 
 def try_targets(spec: Spec, n: int) -> Tensor:
-    """Labels in turn; or numbers between 0 and 1, which are shares, counts and amounts."""
+    """All labels in turn; or numbers between 0 and 1, which are valid probabilities, counts and
+    values."""
     if spec.classes and spec.steps:
         return (torch.arange(n * spec.steps) % spec.classes).view(n, spec.steps)
     if spec.classes:

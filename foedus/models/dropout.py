@@ -2,9 +2,9 @@
 
 While a module is called for training, a `TorchFunctionMode` answers for PyTorch's dropout
 functions, inside attention and recurrent layers too. The mask of the i-th call in step t of a
-client depends on the client's key, t, i, and the place in its tensor alone: it is the same batched
-or looped, and on every engine. Rows lie in front of a mask's stream, so that padding rows change
-nothing; where rows are not in the first dimension, the one of their number is taken.
+client depends only on the client's key, t, i, and the position in the tensor: it is the same
+batched or looped, and on every engine. Rows are the first dimension of a mask's stream, so padding
+rows change nothing; if rows are not the first dimension, the dimension of their size is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foedus.base import random
 from foedus.errors import ModelError
 
 _ALPHA = -1.7580993408473766
-"""-lambda alpha of SELU: what alpha dropout puts in place of a number."""
+"""-lambda alpha of SELU: the value of dropped numbers in alpha dropout."""
 
 _LEVELS = 1 << 16
 
@@ -35,7 +35,7 @@ _LEVELS = 1 << 16
 @dataclass(frozen=True)
 class Site:
     """A call of a dropout function: its mask's shape and dimension of rows, the probability to
-    drop, and what a mask is where it keeps.
+    drop, and the value of a mask where it keeps.
     """
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Masks:
 
     Args:
         keys: The clients' keys (c, 2).
-        steps: How many steps there are.
+        steps: The number of steps.
     """
 
     def __init__(self, keys: Tensor, steps: int) -> None:
@@ -87,12 +87,12 @@ _NOW = threading.local()
 
 
 class _Mode(TorchFunctionMode):
-    """Answers for dropout functions, and for layers (`with_layers`); what a mask is, subclasses
-    say.
+    """Replaces dropout functions and layers (`with_layers`); subclasses define the masks.
 
     Args:
         rows: How many rows a client has in this step.
-        functions: Whether functions are called, not layers alone: asking about each costs time.
+        functions: Whether functions are replaced, not only layers: checking every function call
+            costs time.
     """
 
     def __init__(self, rows: int, functions: bool = True) -> None:
@@ -135,7 +135,7 @@ class _Mode(TorchFunctionMode):
 
 
 class Record(_Mode):
-    """Notes the calls, and drops nothing."""
+    """Records the calls, and drops nothing."""
 
     def mask(self, number: int, site: Site, like: Tensor) -> Tensor:
         return torch.full(site.shape, site.kept, dtype=like.dtype, device=like.device)
@@ -164,7 +164,7 @@ class Given(_Mode):
 
 
 class Drawn(_Mode):
-    """Masks drawn when they are asked for, for a single client."""
+    """Masks drawn at each call, for a single client."""
 
     def __init__(
         self, rows: int, plan: Record, draw: Callable[[int, Site, Tensor], Tensor]

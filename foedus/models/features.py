@@ -27,7 +27,7 @@ _MOST = 1_000_000
 
 
 _ROWS = 2048
-"""Rows whose features are made at once: few enough for the cache, enough for a fast product."""
+"""Rows per block of features: few enough for the cache, enough for a fast product."""
 
 
 class FeatureMap(Settings):
@@ -231,7 +231,7 @@ class RandomFourier(FeatureMap):
         x = x.flatten(1)
         waves = self.waves(x.shape[1], dtype)
         used = (x != 0).any(0)
-        # what is 0 in all of these rows, such as an image's margin, takes no part in the product
+        # columns of zeros, such as the margins of images, are left out of the product
         if not bool(used.all()):
             x = x[:, used]
             waves = waves[torch.cat((used, used.new_ones(1)))]

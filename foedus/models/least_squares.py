@@ -1,4 +1,4 @@
-"""Ridge regression at a client: its normal equations, factorised once, on their smaller side.
+"""Ridge regression at a client: its normal equations, factorized once, on their smaller side.
 
 With Phi the client's features divided by sqrt(n) (n rows, M features; times the roots of the rows'
 weights, where they have some) and Y its targets likewise,
@@ -42,9 +42,9 @@ _WIDE_ROWS = 256
 def prepare_ridge(
     features: FeatureMap, reg: float, dtype: torch.dtype, data: Rows, pull: float = 0.0
 ) -> Ridge:
-    """Line 1 and 2 of FedNewton's Algorithm 1: make and factorise a client's system, and solve it.
+    """Line 1 and 2 of FedNewton's Algorithm 1: make and factorize a client's system, and solve it.
 
-    With a `pull`, what is kept is the system of reg + pull; `local` is the solution with reg alone.
+    With a `pull`, the system of reg + pull is kept; `local` is the solution with reg only.
     """
     args = data.counted
     table = _Table(features, dtype, data.table_x, data.table_y, data.spec.outputs)
@@ -167,7 +167,7 @@ def _check(ridge: Ridge, reg: float, rows: int) -> None:
 
 
 class _Table(NamedTuple):
-    """All rows of a federation, and how they become features and targets."""
+    """All rows of a federation, and their conversion to features and targets."""
 
     features: FeatureMap
     dtype: torch.dtype

@@ -14,7 +14,7 @@ from foedus.base.settings import check_value
 def lipschitz_constant(x: Tensor, y: Tensor) -> float:
     """The largest slope between two rows: the least L for which (13) goes through the data."""
     rows, target = x.flatten(1).double(), y.double().reshape(len(x), -1)
-    # By differences: by products, as is the default for more than 25 rows, neighbours far from 0
+    # By differences: by products, as is the default for more than 25 rows, neighbors far from 0
     # lose all digits of their distance.
     mode = "donot_use_mm_for_euclid_dist"
     apart, rise = (torch.cdist(v, v, compute_mode=mode) for v in (rows, target))

@@ -22,7 +22,7 @@ from foedus.base.steps import IGNORED, mean_over_steps
 from foedus.errors import ConfigError, shown, unknown
 
 _MINUS_ONE = {dtype: torch.tensor(-1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
-"""Made once: to make a number takes longer than to add it to a batch."""
+"""Created once: creating a tensor takes longer than adding it to a batch."""
 
 
 class Loss(Settings):
@@ -469,7 +469,7 @@ class Stepwise(Loss):
         self.loss.check(classes, outputs)
 
     def value(self, outputs: Tensor, y: Tensor) -> Tensor:
-        # any label in place of none: the step is left out
+        # any valid label, because the step is left out
         return mean_over_steps(self.loss.value(outputs, y.masked_fill(y == IGNORED, 0)), y)
 
 

@@ -135,7 +135,7 @@ class Module(Model):
         check_norms(self.module, self.norm)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ModelError(f"{type(self.module).__name__} has no parameters to train")
-        forget_copies(self.module)  # its tensors may be others by now
+        forget_copies(self.module)  # its tensors may have been replaced
         name, generator = type(self.module).__name__, torch.get_rng_state()
         buffers = [(b, b.clone()) for b in self.module.buffers()]
         whole = spec.integers and self.takes_integers(spec)
@@ -268,7 +268,7 @@ class Module(Model):
         if self.norm == "group":
             module = with_groups(module)
         named = {name.replace("/", "."): p.detach() for name, p in params.items()}
-        module.load_state_dict(named, strict=False)  # what is not trained stays as it is
+        module.load_state_dict(named, strict=False)  # other parameters do not change
         return module.eval()
 
     def _own(self, training: bool, device: torch.device) -> nn.Module:
@@ -287,7 +287,7 @@ class Module(Model):
     def _copied(self, training: bool, device: torch.device) -> nn.Module:
         tensors = (*self.module.parameters(), *self.module.buffers())
         memo: dict[int, object] = {id(t): _there(t, device) for t in tensors}
-        if self.trainable is not None:  # autograd must not follow those that stay
+        if self.trainable is not None:  # no gradients for parameters that are not trained
             still = set(tensors) - set(trained_parameters(self.module, self.trainable).values())
             moved = {id(t): _there(t.detach(), device) for t in still if t.requires_grad}
             memo |= {k: nn.Parameter(t, False) for k, t in moved.items()}

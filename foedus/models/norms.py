@@ -1,8 +1,8 @@
-"""BatchNorm in federated training: whose running statistics, and what becomes of them.
+"""BatchNorm in federated training: policies for the running statistics.
 
 A client's rows may be padded, and a mini-batch may have one row, so layers of a copy of the user's
-module compute their statistics themselves: over real rows alone, and from the running ones where a
-single value has no variance.
+module compute their statistics themselves: over real rows only, and with the running statistics if
+there is a single value, which has no variance.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def batch_norms(module: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]
 
 
 def check_norms(module: nn.Module, norm: str | None) -> None:
-    """Refuse layers that the policy does not cover, and those that no policy does."""
+    """Refuse layers that the policy does not cover, and layers that no policy covers."""
     for name, m in module.named_modules():
         where = f"layer {name!r} ({type(m).__name__})"
         if isinstance(m, nn.modules.batchnorm._BatchNorm):
@@ -91,7 +91,8 @@ def layers_of(module: nn.Module) -> list[str]:
 
 
 def groups_of(channels: int) -> int:
-    """Groups of at least 16 channels (Wu and He, ECCV 2018); one where there are fewer than 32."""
+    """Groups of at least 16 channels (Wu and He, ECCV 2018); one group for fewer than 32
+    channels."""
     return next(g for g in range(max(1, channels // 16), 0, -1) if channels % g == 0)
 
 
@@ -110,14 +111,14 @@ def with_groups(module: nn.Module) -> nn.Module:
 
 
 def with_statistics(module: nn.Module) -> None:
-    """Let the BatchNorm layers of a copy leave padding out, and give away what they update."""
+    """Make the BatchNorm layers of a copy ignore padding, and return their new statistics."""
     for name, m in batch_norms(module).items():
         m.forward = partial(_normalize, m, f"{name}." if name else "")  # type: ignore[method-assign]
 
 
 @dataclass
 class _Call:
-    """What layers are told of the rows of a call, and the new statistics that they give."""
+    """The rows of a call, for the layers, and the new statistics that they return."""
 
     weight: Tensor | None
     padded: bool
@@ -129,7 +130,7 @@ class _Call:
 def rows_of_call(weight: Tensor | None, padded: bool, compiled: bool = True) -> Iterator[Params]:
     """Within it, layers leave out rows of weight 0 where `padded`; yields their new statistics.
 
-    compiled: whether compiled loops can be used: not where `torch.func` asks for gradients.
+    compiled: whether compiled loops can be used: not if `torch.func` computes gradients.
     """
     _CALL.now = _Call(weight, padded, compiled and kernels.ready)
     try:

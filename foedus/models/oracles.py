@@ -44,8 +44,7 @@ class Oracle(Settings):
     """Whether `fit` takes the weights of rows."""
 
     trains: ClassVar[bool] = False
-    """Whether rows may be on another device than the CPU, where it trains and computes values; what
-    it returns is on the CPU.
+    """Whether it trains and computes values on the device of the rows; results are on the CPU.
     """
 
     def __post_init__(self) -> None:
@@ -454,11 +453,11 @@ def _adam(
 ) -> dict[str, Tensor]:
     with torch.enable_grad():
         params = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
-        optimiser = torch.optim.Adam(params.values(), lr=lr)
+        optimizer = torch.optim.Adam(params.values(), lr=lr)
         for s in range(steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss(params, s).backward()
-            optimiser.step()
+            optimizer.step()
     return {k: v.detach().cpu() for k, v in params.items()}
 
 
@@ -557,7 +556,7 @@ class Sklearn(Oracle):
 
         try:
             types = set(skops.io.get_untrusted_types(data=archive.numpy().tobytes()))
-        except Exception as error:  # whatever an untrusted client's bytes make of the reader
+        except Exception as error:  # any exception of the reader, for bytes of an untrusted client
             raise ReplyError(f"a reply's archive cannot be read: {error!r}") from error
         if types := types - set(self.trusted):
             raise ReplyError(
@@ -566,7 +565,7 @@ class Sklearn(Oracle):
         row = torch.zeros(1, spec.features)
         try:
             said = self.values(self.join([function]), torch.ones(1), row, spec)
-        # whatever an object does that is no fitted regressor for these rows
+        # any exception of an object that is not a regressor fitted to such rows
         except Exception as error:
             raise ReplyError(
                 f"a reply's archive does not hold a regressor of {spec.features} features: "

@@ -1,4 +1,4 @@
-"""Linear layers of batched clients, whose gradients lie in memory as their matrices do.
+"""Linear layers of batched clients, whose gradients have the memory layout of their matrices.
 
 Under `torch.func.vmap`, PyTorch computes X W^T of all clients as a product of batches, whose
 derivative leaves the gradient of W transposed: a step along it then takes three times as long. The

@@ -1,4 +1,4 @@
-"""Regression trees as arrays: fitted by scikit-learn, applied by compiled code where there is.
+"""Regression trees as arrays: fitted by scikit-learn, applied by compiled code if available.
 
 A forest is one flat structure of nodes with a root for each tree. Nothing but arrays is ever sent
 or stored, and every index is checked before the compiled code sees it.
@@ -19,7 +19,7 @@ from foedus.errors import ReplyError
 from foedus.wire.arrays import Trees
 
 _THREADS_FROM = 1 << 16
-"""Rows times trees from which several threads pay."""
+"""Rows times trees from which several threads are faster."""
 
 
 def fit_trees(
@@ -28,12 +28,12 @@ def fit_trees(
 ) -> Trees:  # fmt: skip
     """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator.
 
-    No other thread has a part in its draws. weight: of the rows (sample_weight).
+    Its draws do not depend on other threads. weight: of the rows (sample_weight).
 
     The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf,
     max_features=features, random_state=...)` grows, with splitter "random" where `extra`; by
-    scikit-learn's own compiled builder. Around it, its estimators take as long in Python as small
-    trees take to grow, and threads must wait for each other meanwhile.
+    scikit-learn's own compiled builder. For small trees, the Python code of its estimators takes as
+    long as the builder, and blocks other threads.
     """
     from sklearn.tree._criterion import MSE
     from sklearn.tree._splitter import BestSplitter, RandomSplitter
@@ -56,7 +56,7 @@ def fit_trees(
 def _sound(trees: Trees) -> Trees:
     """The same, grown in this process: `check_trees` need not look at its nodes.
 
-    Never said of what was read from a message.
+    Never set for trees read from a message.
     """
     object.__setattr__(trees, "_checked", True)
     return trees
@@ -78,7 +78,7 @@ def from_sklearn(*trees: Any) -> Trees:
     left += base
     right += base
     threshold = exact.astype(np.float32)
-    # Thresholds lie between two values of float32: rounded up, one might reach the larger of them.
+    # Thresholds lie between two values of float32; rounding up might reach the larger one.
     np.nextafter(threshold, np.float32(-np.inf), out=threshold, where=threshold > exact)
     threshold[leaf] = 0
     ends = (np.flatnonzero(n["left_child"] < 0) for n in nodes)
@@ -102,7 +102,7 @@ def join(parts: list[Trees]) -> Trees:
 
     def together(name: str, kind: torch.dtype) -> Tensor:
         # Copied by NumPy, since waking PyTorch's threads takes longer; into PyTorch's memory, since
-        # NumPy asks for huge pages, which the system may take longer to find than all else here.
+        # NumPy requests huge pages, which may take the system longest to find.
         pieces = [getattr(p, name).numpy() for p in parts]
         whole = torch.empty(sum(map(len, pieces)), *pieces[0].shape[1:], dtype=kind)
         np.concatenate(pieces, out=whole.numpy())
@@ -132,7 +132,7 @@ def join(parts: list[Trees]) -> Trees:
 
 
 def some_trees(trees: Trees, first: int, last: int) -> Trees:
-    """Trees first .. last - 1 of a structure that `join` made: their nodes are neighbours."""
+    """Trees first .. last - 1 of a structure from `join`, where their nodes are contiguous."""
     begin = int(trees.roots[first])
     end = int(trees.roots[last]) if last < len(trees.roots) else len(trees.feature)
     part = slice(begin, end)
@@ -146,9 +146,10 @@ def some_trees(trees: Trees, first: int, last: int) -> Trees:
 def check_trees(
     trees: Trees, features: int, outputs: int, count: int | None = None, depth: int | None = None
 ) -> None:
-    """Refuse trees that do not fit the data, point anywhere but forwards, or are too deep.
+    """Refuse trees that do not fit the data, whose children do not come later, or that are too
+    deep.
 
-    A chain of nodes would cost those who apply it as many steps for each row as it has bytes.
+    A chain of nodes would make each row cost a number of steps proportional to its bytes.
     """
     if problem := trees.fault():
         raise ReplyError(f"these are not valid trees: {problem}")
@@ -191,7 +192,7 @@ def check_trees(
 
 
 def _nodes(trees: Trees) -> tuple[np.ndarray, ...]:
-    """The nodes as they are walked through, packed or as arrays, made once; never out of bounds."""
+    """The nodes in the form for evaluation, packed or as arrays, made once; never out of bounds."""
     name = "_packed" if kernels.ready else "_arrays"
     if hasattr(trees, name):
         return getattr(trees, name)
@@ -221,7 +222,8 @@ def _plain(
     roots: np.ndarray,
     features: int,
 ) -> tuple | None:
-    """What `kernels.pack_trees` does, for `_walked`: the arrays, and the numbers of leaves."""
+    """The Python version of `kernels.pack_trees`, for `_walked`: the arrays, and the numbers of
+    leaves."""
     n, leaf = len(feature), feature < 0
     sizes = np.diff(roots, append=n)
     if not len(roots) or roots[0] != 0 or (sizes < 1).any():
@@ -235,7 +237,7 @@ def _plain(
 def _walked(
     x: np.ndarray, nodes: tuple[np.ndarray, ...], shares: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """What `kernels.sum_trees` does, level by level, all trees at once."""
+    """The Python version of `kernels.sum_trees`: level by level, all trees together."""
     feature, threshold, left, right, number, roots = nodes
     at, row = np.tile(roots, (len(x), 1)), np.arange(len(x))[:, None]
     while (inner := feature[at] >= 0).any():
@@ -247,7 +249,7 @@ def _walked(
 
 
 _BLOCK = 1 << 20
-"""Rows times trees that are walked through at a time in NumPy."""
+"""Rows times trees of a block in NumPy."""
 
 
 def predict_trees(

@@ -1,4 +1,4 @@
-"""Calls of users' models and losses under `torch.func.vmap`, and what is said where it fails."""
+"""Calls of users' models and losses under `torch.func.vmap`, with readable errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foedus.errors import ModelError
 
 
 class _OneHot(TorchFunctionMode):
-    """Answers for `one_hot`, which looks at values where PyTorch could do without."""
+    """Replaces `one_hot`, which reads values even if the number of classes is given."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -30,7 +30,7 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 def call(
     what: str, function: Callable[..., Any], *args: Any, again: Callable[[], Any] | None = None
 ) -> Any:
-    """What a user's function returns; where it cannot be batched, an error that says what to do.
+    """The result of a user's function; if it cannot be batched, an error with the remedy.
 
     Args:
         what: Its name in the error.
@@ -53,12 +53,12 @@ def call(
 
 
 def batching_fails(error: Exception) -> bool:
-    """Whether it is `torch.func.vmap` that cannot do what a model or a loss does."""
+    """Whether an error comes from an operation that `torch.func.vmap` does not support."""
     return any(word in str(error) for word in ("vmap", "functorch", "Batching rule"))
 
 
 def raise_unbatched(what: str, error: Exception) -> NoReturn:
-    """Say what to do about a model or a loss that cannot be batched."""
+    """The remedy for a model or a loss that cannot be batched."""
     raise ModelError(
         f"{what} cannot be batched over clients, as by an `if` on values of a tensor, a mask "
         "(x[x > 0] = 0) or .item(); use engine=fd.Local(batch=False) or fd.Ray(batch=False), "

@@ -99,7 +99,7 @@ def chosen(seed: int, data: str, features: int, clients: int, alpha: float) -> l
 def _by_krr(
     data: fd.Data, used: np.ndarray, held: np.ndarray, features: int, seed: int
 ) -> tuple[float, float]:
-    """One factorisation for all reg of a bandwidth."""
+    """One factorization for all reg of a bandwidth."""
     assert data.classes is not None
     x, y, scores = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train), {}
     for bandwidth in BANDWIDTHS:

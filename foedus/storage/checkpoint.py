@@ -1,7 +1,7 @@
 """Trees on disk: safetensors for the numbers, JSON for their form. Loading one never executes code.
 
-The header of a file holds a CRC-32 of all of it, so that bytes that a disk or a copy has changed
-are noticed. That is against accidents; who can write to the file can also write another checksum.
+The header of a file holds a CRC-32 of the whole file, which detects bytes that a disk or a copy has
+changed. It protects against accidents, not attackers: they can also write a new checksum.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from foedus.errors import CheckpointError
 from foedus.storage.history_file import Earlier
 
 VERSION = 2  # 1 had no checksum, and is still read
-# quotes within names and texts are escaped, so the field stands alone
+# quotes within names and texts are escaped, so the field is unique
 _FIELD, _DIGITS = b'"crc32":"', b"00000000"
 _UNFINISHED = ".part"
 _MALFORMED = (KeyError, ValueError, TypeError, AttributeError, RecursionError)
 
 
-class Damaged(CheckpointError):  # noqa: N818 - says it all
-    """A file that is missing or not whole."""
+class Damaged(CheckpointError):  # noqa: N818 - a readable name
+    """A file that is missing or incomplete."""
 
 
 def write(
@@ -56,12 +56,12 @@ def write(
     header = {"foedus": text, "crc32": _DIGITS.decode()}
     data = save(tensors or {"empty": torch.zeros(0)}, metadata=header)
     at, view = _place(data), memoryview(data)
-    assert at is not None  # the header has the digits
+    assert at is not None  # the header contains the digits
     replace(path, (view[:at], b"%08x" % zlib.crc32(data), view[at + len(_DIGITS) :]), previous)
 
 
 def _place(data: bytes | mmap.mmap) -> int | None:
-    """Where in a file the digits of the checksum are: in its header, whose length comes first."""
+    """The position of the checksum's digits in a file: in its header, whose length comes first."""
     at = data.find(_FIELD, 8, min(8 + int.from_bytes(data[:8], "little"), len(data)))
     return None if at < 0 else at + len(_FIELD)
 
@@ -78,7 +78,9 @@ def replace(path: str | os.PathLike, chunks: Iterable[Any], previous: Path | Non
                 f.write(chunk)
             f.flush()
             os.fsync(f.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # as any other new file; mkstemp's are private
+        os.chmod(
+            temporary, 0o666 & ~_umask()
+        )  # permissions of a new file; those of mkstemp are private
         if previous is not None and path.exists():
             _keep(path, previous)
         os.replace(temporary, path)
@@ -94,14 +96,14 @@ def _keep(path: Path, previous: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
-    except OSError:  # a file system without links: for an instant there is only the previous one
+    except OSError:  # a file system without links: briefly, only the previous file exists
         os.replace(path, previous)
     else:
         os.replace(link, previous)
 
 
 def sweep(path: Path) -> None:
-    """Remove what a process that was killed has left half written beside a file."""
+    """Remove incomplete files that a killed process has left beside a file."""
     for left in path.parent.glob(f".{path.name}.*{_UNFINISHED}"):
         with contextlib.suppress(OSError):
             left.unlink()
@@ -163,12 +165,12 @@ def _checked(path: Path) -> bool:
 
 
 def sites_of(path: Path) -> Path:
-    """Where an engine whose clients keep files may keep those that belong to a checkpoint."""
+    """The folder for the files of clients that belong to a checkpoint."""
     return path.with_name(f"{path.name}.sites")
 
 
 def previous_of(path: Path) -> Path:
-    """Where the checkpoint before this one is."""
+    """The path of the checkpoint before this one."""
     return path.with_name(f"{path.name}.previous")
 
 
@@ -191,15 +193,16 @@ def _resumable(file: Path, checkpoint: Path) -> tuple[dict[str, tree.Tree], dict
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a checkpoint, or the one before it."""
+    """Whether a checkpoint or the one before it exists."""
     return path.exists() or previous_of(path).exists()
 
 
 def newest(path: Path) -> tuple[Path, dict[str, tree.Tree], dict[str, Any], str | None]:
-    """The file that a run can go on from, its trees and meta, and a note if it is an older one.
+    """The file from which a run can be resumed, its trees and meta, and a note if it is an older
+    one.
 
-    That is `path`, or if it or its history is damaged or missing, the one before it; a damaged one
-    is moved aside, so that it never takes the place of a good one.
+    It is `path`, or, if that or its history is damaged or missing, the one before it; a damaged
+    file is moved aside, so that it never replaces an intact one.
     """
     previous = previous_of(path)
     try:

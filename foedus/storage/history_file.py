@@ -12,15 +12,15 @@ from typing import Any
 from foedus.errors import CheckpointError
 
 KEPT = 64
-"""A checkpoint holds fewer rows of the history than this; those before are in a file beside it."""
+"""A checkpoint holds fewer rows of the history than this; earlier rows are in a file beside it."""
 
 
 class Earlier:
-    """The earlier rows of a run's history, in a file beside its checkpoint that is only added to.
+    """The earlier rows of a run's history, in an append-only file beside its checkpoint.
 
-    A checkpoint says how many rows and bytes of the file are its own, and their CRC-32. What lies
-    behind them was written for a checkpoint that was never finished, or for one that is damaged,
-    and is overwritten. So a file serves the checkpoint and the one before it, at every instant.
+    A checkpoint records how many rows and bytes of the file belong to it, and their CRC-32. Later
+    bytes were written for a checkpoint that was never finished, or is damaged, and are overwritten.
+    So the file is valid for the checkpoint and the one before it at every moment.
     """
 
     def __init__(self, checkpoint: Path, rows: int = 0, size: int = 0, crc32: int = 0):
@@ -28,9 +28,9 @@ class Earlier:
         self.rows, self.size, self.crc32 = rows, size, crc32
 
     def save(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a checkpoint holds of all rows of a history: the latest, and where the others are.
+        """The part of a history in a checkpoint: the latest rows, and the position of the others.
 
-        The last row always is among the latest: it may change when the run goes on.
+        The last row is always among the latest: it may change when the run continues.
         """
         latest = rows[self.rows :]
         if len(latest) >= KEPT:
@@ -62,14 +62,14 @@ class Earlier:
                 done = os.pwrite(handle, left, at)
                 at, left = at + done, left[done:]
             os.ftruncate(handle, at)
-            os.fsync(handle)  # before the checkpoint that counts on it
+            os.fsync(handle)  # before the checkpoint that refers to it
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, self.size)
             raise
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows, if the file is what it was."""
+        """The rows; raises if the file has changed."""
         data = b""
         if self.size:
             with open(self.path, "rb") as f:

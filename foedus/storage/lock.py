@@ -17,7 +17,7 @@ def locked(path: Path | None) -> Iterator[None]:
     process, holds it.
 
     The lock is the operating system's, on a file beside the checkpoint: it ends with its process,
-    however that ends.
+    even if that is killed.
     """
     if path is None:
         yield
@@ -40,7 +40,7 @@ def locked(path: Path | None) -> Iterator[None]:
 
 
 def lock(path: Path) -> Callable[[], None] | None:
-    """Lock a file; how to release it, or `None` if somebody else holds it."""
+    """Lock a file; returns a function that releases it, or `None` if another process holds it."""
     try:
         import fcntl
     except ImportError:  # Windows, where a file that is open cannot be removed
@@ -70,7 +70,7 @@ def lock(path: Path) -> Callable[[], None] | None:
         os.close(handle)  # its holder has removed it since it was opened: lock the next one
 
     def release() -> None:
-        path.unlink(missing_ok=True)  # while it is locked: whoever has opened it will see that
+        path.unlink(missing_ok=True)  # while it is locked: a process that has opened it will notice
         os.close(handle)
 
     return release

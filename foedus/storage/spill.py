@@ -1,4 +1,5 @@
-"""Room on disk for what does not fit in memory: files without a name, gone with the process."""
+"""Disk space for values that do not fit in memory: unnamed files, which disappear with the
+process."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from foedus.base.tree import Tree
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor in a file: the system keeps in memory what there is room for."""
+    """An empty tensor mapped to a file: the system keeps as much in memory as fits."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     with tempfile.NamedTemporaryFile(prefix="foedus-") as file:  # the mapping outlives the name
@@ -32,7 +33,7 @@ def nbytes(t: Tree) -> int:
 
 
 class _Place(NamedTuple):
-    """Where in the file a tree is, its bytes, and how many there is room for."""
+    """The position of a tree in the file, its bytes, and its capacity."""
 
     at: int
     size: int

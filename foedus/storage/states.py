@@ -1,4 +1,4 @@
-"""Where an engine keeps what clients remember between rounds."""
+"""Storage of client states between rounds, for engines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from foedus.storage.spill import Pile, mapped, nbytes
 
 
 class States:
-    """Client states by position: one tensor for all where they have one shape, else a tree each.
+    """Client states by position: one tensor for all if they have one shape, otherwise a tree each.
 
-    Memory grows with the clients that have taken part, not with those there are. What takes more
-    than `memory` bytes (where that is given) lies on disk.
+    Memory grows with the clients that have taken part, not with all clients. States beyond `memory`
+    bytes (if given) are on disk.
     """
 
     def __init__(self, clients: int, memory: int | None = None):
@@ -28,8 +28,8 @@ class States:
         self.form: tree.Form = None
         self.tensors: list[Tensor] | None = None
         self.separate: MutableMapping[int, Tree] = {} if memory is None else Pile(memory)
-        self.spilled = False  # whether `tensors` lie on disk
-        self.lent = False  # whether others may hold `tensors`: a reply may be a client's state
+        self.spilled = False  # whether `tensors` are on disk
+        self.lent = False  # whether `tensors` may be shared: a reply may be a client's state
 
     def known(self, positions: Tensor) -> Tensor:
         """Which of these clients have a state."""
@@ -65,7 +65,7 @@ class States:
             stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c[0] for c in columns]
             return tree.unflatten(stacked, form)
         slots = self.slot[positions]
-        # What is on disk is written in place, so it is never given away itself.
+        # Tensors on disk are written in place, so only copies are returned.
         same = not self.spilled and self._all(slots, self.tensors[0]) if self.tensors else True
         self.lent |= same
         chosen = self.tensors if same else [t.index_select(0, slots) for t in self.tensors]
@@ -103,7 +103,7 @@ class States:
         self.lent = whole
         for i, t in enumerate(leaves):
             if whole:
-                self.tensors[i] = t  # everybody, in order: no copy
+                self.tensors[i] = t  # all clients, in order: no copy
                 continue
             if len(self.tensors[i]) < self.used:
                 size = max(self.used, min(2 * len(self.tensors[i]), len(self.slot)))
@@ -119,20 +119,20 @@ class States:
         return len(slots) == len(t) and torch.equal(slots, torch.arange(len(slots)))
 
     def _scatter(self) -> None:
-        """From one tensor for all to separate trees."""
+        """Convert one tensor for all to separate trees."""
         for p in torch.nonzero(self.slot >= 0).flatten().tolist():
             self.separate[p] = tree.map(torch.clone, self.get(p))
         self.tensors, self.form, self.spilled = None, None, False
 
     def save(self) -> Tree:
-        """Everything, as a tree."""
+        """All states, as a tree."""
         if self.tensors is not None:
             states = tree.unflatten([t[: self.used] for t in self.tensors], self.form)
             return {"slot": self.slot, "states": states}
         return {"slot": self.slot, "separate": {str(p): s for p, s in self.separate.items()}}
 
     def load(self, saved: Tree) -> None:
-        """Take up what `save` gave."""
+        """Restore what `save` returned."""
         if saved["slot"].shape != self.slot.shape:
             raise CheckpointError(
                 f"the checkpoint has {len(saved['slot'])} clients, the federation {len(self.slot)}"

@@ -107,7 +107,7 @@ def setting_names(owner: Any, at: str = "") -> list[str]:
 
 
 def _replaced(owner: Any, values: dict[str, Any]) -> Any:
-    """All at once: the values of one field may be allowed only with those of another."""
+    """All values together: the values of one field may be valid only with those of another."""
     changes = {name: value for name, value in values.items() if "." not in name}
     for part in dict.fromkeys(name.split(".")[0] for name in values if "." in name):
         prefix = f"{part}."

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 _PATIENCE = 4.0
-"""Seconds: about what it takes to start a process that has PyTorch."""
+"""Seconds: about the time to start a process with PyTorch."""
 
 
 class _Outcome(NamedTuple):
-    """Where a run has come to."""
+    """The progress of a run."""
 
     score: float
     loss: float
@@ -48,7 +48,7 @@ class _Outcome(NamedTuple):
 
 @dataclass(eq=False)
 class Cell:
-    """One combination of values, and how its runs (one for each seed) stand."""
+    """One combination of values, and the progress of its runs (one for each seed)."""
 
     number: int
     values: dict[str, Any]
@@ -104,7 +104,7 @@ class Search:
             racing, behind = cells, list[Cell]()
             for rung in self.rungs:
                 self.run(racing, rung, folder, pool, advance)
-                # all of them failed on the way: those cut before take their place
+                # all of them failed: continue with cells that were cut before
                 while not self.ranked(racing) and behind:
                     racing, behind = behind[: len(racing)], behind[len(racing) :]
                     self.run(racing, rung, folder, pool, advance)
@@ -132,7 +132,7 @@ class Search:
             advance(f"{shown_settings(cell.values)}: round {rounds}", 1)
 
     def ranked(self, cells: list[Cell]) -> list[Cell]:
-        """Those that did not fail: the longest first, then by score, then by loss."""
+        """The cells that did not fail: the longest first, then by score, then by loss."""
         sign = -1 if higher_is_better(self.metric) else 1
         fine = [cell for cell in cells if not cell.failure]
 
@@ -162,14 +162,14 @@ def _advance(
     file: Path | None,
     options: dict[str, Any],
 ) -> _Outcome:
-    """Run a cell, or go on with it, until `rounds` rounds are done."""
+    """Run or continue a cell until `rounds` rounds are done."""
     options = {"seed": seed, "progress": False, **options}
     if file is not None:
         options |= {"checkpoint": file, "checkpoint_every": max(rounds, 1), "resume": "auto"}
     with one_thread():
         try:
             records = run(algorithm, fed, rounds, **options).records
-        # of the second kind is a system that is singular, for example
+        # the second kind: a singular system, for example
         except (DivergenceError, ConfigError) as error:
             at = getattr(error, "round", 0)
             seconds = error.run.records.last("seconds") if hasattr(error, "run") else math.nan
@@ -214,7 +214,8 @@ def share_work(workers: int | None, engine: Any) -> AbstractContextManager[_Work
 
 @contextlib.contextmanager
 def _pool(workers: int, patience: float = 0.0) -> Iterator[_Work]:
-    """Processes that share the work after `patience` seconds; what is done before is done here."""
+    """Processes that share the work after `patience` seconds; until then this process works
+    alone."""
     if workers == 1:
         yield lambda jobs: (_advance(*job) for job in jobs)
         return

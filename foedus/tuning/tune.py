@@ -1,10 +1,10 @@
 """`fd.tune`: a grid or random search for an algorithm's settings, on held-out training rows.
 
-Test rows take no part: the federation that cells run on does not even have them
-(`Federation.holdout`). With successive halving, all cells run for a few rounds, the best of them go
-on from where they are for some more, and so forth. A cell that goes on is resumed from its
-checkpoint, and a run does not know how many rounds it will have (a `horizon` is a field of the
-algorithm, which stays as it is): its numbers are those of a run that was never stopped.
+Test rows are not used: the federation of the cells does not contain them (`Federation.holdout`).
+With successive halving, all cells run for a few rounds, the best of them continue for some more,
+and so forth. A cell that continues is resumed from its checkpoint, and nothing in a run depends on
+its number of rounds (a `horizon` is a field of the algorithm, which does not change), so its
+numbers are those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def tune(
     Args:
         algorithm: One whose fields take the values of the grid, or a function (or class) that makes
             one of them, `algorithm(**values)`.
-        fed: The federation; its test rows take no part.
+        fed: The federation; its test rows are not used.
         rounds: Rounds of a run.
         grid: {name: values}; the field of a field has a dot in its name, "features.bandwidth". In
             place of a list, `fd.loguniform(low, high)` is a range to draw from.
         trials: Number of combinations, drawn at random; `None` tries all.
-        seed: Of the drawn combinations.
+        seed: Seed of the drawn combinations.
         seeds: Runs of each combination, as in `fd.compare`; the score is their mean.
         validation: The share of each client's training rows on which runs are scored, other rows
             for each seed (`fed.holdout(validation, seed)`).
         halving: As long as more than `halving` combinations remain, only the best 1/halving of them
-            go on after 1/halving of the rounds; `None` runs all of them to the end.
-        metric: "accuracy" or "mse", "loss", or one of `metrics` of `fd.run`, such as "auc"; where
-            clients end up with models of their own, by default "own_accuracy" or "own_mse", that on
-            their own validation rows.
+            continue after 1/halving of the rounds; `None` runs all of them to the end.
+        metric: "accuracy" or "mse", "loss", or one of `metrics` of `fd.run`, such as "auc"; for
+            personal models, by default "own_accuracy" or "own_mse", on the clients' own validation
+            rows.
         engine: As in `fd.run`.
         participation: As in `fd.run`.
         quantise: As in `fd.run`.
@@ -170,7 +170,7 @@ class Tuning:
         return rich_table(self.title, *self._cells_and_notes())
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the table with the chosen settings in bold."""
+        """For notebooks: the table with the chosen settings in bold."""
         headings, (best, *others), notes = self._cells_and_notes()
         top = [h.replace("\n", " ") for h in headings]
         rows: list[list[Any]] = [[markup.Cell(v, bold=True) for v in best], *others]
@@ -204,7 +204,7 @@ class Tuning:
 
 
 def _rungs(cells: int, rounds: int, halving: int | None) -> list[int]:
-    """After how many rounds cells are compared; at the end at most `halving` are left."""
+    """The rounds after which cells are compared; at the end at most `halving` are left."""
     rungs = [rounds]
     while halving is not None and cells > halving and rungs[0] > 1:
         rungs.insert(0, math.ceil(rungs[0] / halving))
@@ -254,7 +254,7 @@ def _metric(metric: str | None, fed: Federation, personal: bool) -> tuple[str, l
     usual = ["accuracy" if fed.spec.classes else "mse", "loss"]
     more = list(CLASSIFICATION if fed.spec.classes else REGRESSION)
     own = [f"own_{m}" for m in (*usual, *more)] if personal else []
-    # of clients' own models, metrics are measured on their own rows only
+    # metrics of personal models are measured on the clients' own rows only
     allowed = [*own, *usual] if personal else [*usual, *more]
     if metric is None:
         return allowed[0], []

@@ -1,9 +1,9 @@
 """Messages: trees of tensors as bytes, with a length that is known before anything is encoded.
 
-`encode` and `decode` are inverse to each other; `nbytes` is `len(encode(...))` from shapes alone,
-which is how a simulation charges every byte without encoding any. The form is described byte for
-byte in `docs/reference/wire.md`. Decoding trusts nothing: a malformed message raises `WireError`
-with the offset, and no length is believed before that many bytes are there.
+`encode` and `decode` are inverse to each other; `nbytes` is `len(encode(...))` computed from
+shapes, so a simulation charges every byte without encoding. The format is described byte for byte
+in `docs/reference/wire.md`. Decoding treats messages as untrusted: a malformed one raises
+`WireError` with the offset, and a length is used only if as many bytes follow.
 """
 
 from foedus.wire.arrays import (

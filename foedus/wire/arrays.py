@@ -1,4 +1,4 @@
-"""Structured arrays: what a client may send instead of a dense tensor, and unbiased quantisation.
+"""Structured arrays: what a client may send instead of a dense tensor, and unbiased quantization.
 
 Each is a node of a tree. Its tensor fields may carry leading batch dimensions: the replies of many
 clients are stacked field by field, and the message of client `c` is the slice `[c]` of each field.
@@ -257,7 +257,7 @@ def quantise(message: Tree, kind: str, key: Tensor) -> Tree:
     they are. A tensor with a NaN or an infinity does not come back finite. Works under `vmap`.
     """
     if kind not in ("int8", "float16", "bfloat16"):
-        raise ConfigError(unknown("the quantisation kind", kind, ("int8", "float16", "bfloat16")))
+        raise ConfigError(unknown("the quantization kind", kind, ("int8", "float16", "bfloat16")))
 
     def one(i: int, leaf: Tree) -> Tree:
         if not _is(leaf, torch.float32, torch.float64):

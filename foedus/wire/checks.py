@@ -35,7 +35,7 @@ def form_of(reply: Tree, stacked: bool = False) -> Form:
 
 
 def shown(form: Form) -> str:
-    """The first few tensors of a form, for people."""
+    """The first few tensors of a form, for messages."""
     return ", ".join(
         f"{leaf[1].removeprefix('torch.')} {list(leaf[0])}" if len(leaf) == 2 else leaf[0]
         for leaf in form[1][:4]
@@ -43,10 +43,10 @@ def shown(form: Form) -> str:
 
 
 def misfits(replies: dict[int, Tree], right: Form | None) -> dict[int, str]:
-    """Which clients' replies have another form than the right one, and why they must go.
+    """The clients whose replies do not have the right form, with the reason.
 
-    Where the right form is not known, it is that of more than half of the clients; without such a
-    one nobody can be believed.
+    If the right form is not known, it is that of more than half of the clients; without such a
+    majority, all replies are rejected.
     """
     forms = {i: form_of(reply) for i, reply in replies.items()}
     if right is None and forms:

@@ -571,7 +571,7 @@ def test_runs_that_cannot_be_accounted():
         ({"engine": fd.Delayed(fd.Local(), up=1, down=0)}, "fd.Delayed"),
         ({"quantise": "int8"}, "quantise='int8'"),
         ({"aggregation": joined(delta=0.3)}, "one of the 5 clients"),
-        ({"aggregation": joined(clip={"rows": 1.0})}, "'rows', which is no step of Sends"),
+        ({"aggregation": joined(clip={"rows": 1.0})}, "'rows' is not a client step of Sends"),
         ({"aggregation": joined(clip={"single": 1.0})}, "no norm for 'row'"),
         ({"aggregation": joined(bits=40, noise=1e8)}, "beyond 64 bits"),
         ({"algorithm": Looks()}, "Looks looks at single replies"),

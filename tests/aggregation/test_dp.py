@@ -429,7 +429,7 @@ def test_single_replies_are_refused():
     [
         ({"clip": 0.0}, "clip=0.0"),
         ({"clip": {"row": -1.0}}, r"clip\['row'\]=-1.0"),
-        ({"noise": 0.001}, "protects nobody"),
+        ({"noise": 0.001}, "protects no client"),
         ({"delta": 2.0}, "delta=2.0"),
         ({"budget": -1.0}, "budget=-1.0"),
         ({"accountant": "moments"}, "accountant"),
@@ -444,7 +444,7 @@ def test_settings_that_do_not_fit_the_run():
     fed = fed_of(np.zeros((5, 2)))
     with pytest.raises(fd.ConfigError, match="one of the 5 clients"):
         launch(fed, aggregation=private(delta=0.2))
-    with pytest.raises(fd.ConfigError, match="'rows', which is no step of Sends"):
+    with pytest.raises(fd.ConfigError, match="'rows' is not a client step of Sends"):
         launch(fed, aggregation=private(clip={"rows": 1.0}))
     with pytest.raises(fd.ConfigError, match="no norm for 'row'; it names 'single'"):
         launch(fed, aggregation=private(clip={"single": 1.0}))

@@ -869,7 +869,7 @@ RIDGE = fd.Sklearn(Ridge(alpha=2.0))
 
 
 def ridge(x, y, a=2.0):
-    """Ridge regression with a free intercept: centred normal equations."""
+    """Ridge regression with a free intercept: centered normal equations."""
     mx, my = x.mean(0), y.mean(0)
     w = np.linalg.solve((x - mx).T @ (x - mx) + a * np.eye(x.shape[1]), (x - mx).T @ (y - my))
     return lambda z: (z - mx) @ w + my

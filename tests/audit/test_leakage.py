@@ -387,7 +387,7 @@ def test_images_are_scaled_to_the_range_of_the_set():
     ("settings", "error", "words"),
     [
         ({"data": "digitz"}, DataError, "did you mean 'digits'"),
-        ({"data": "wine"}, DataError, "no images"),
+        ({"data": "wine"}, DataError, "not images"),
         ({"data": "diabetes"}, DataError, "real targets"),
         ({"image": 1346}, ConfigError, "image=1346.*from 0 to 1345"),
         ({"image": -1}, ConfigError, "image=-1"),
@@ -472,7 +472,7 @@ def test_command_with_chosen_messages(cli, tmp_path):
     ("arguments", "words"),
     [
         (("digitz",), "data set 'digitz' is unknown"),
-        (("wine",), "no images"),
+        (("wine",), "not images"),
         (("--image", "99999"), "image=99999"),
         (("--iterations", "0"), "iterations=0"),
         (("--radius", "0"), "radius=0.0"),

@@ -98,7 +98,7 @@ CASES = [
     (related, OWN, "fd.FedRes(step=0.05, batch_size=10)"),
     (lambda: linear(60, 2, signs=(1, -1)), OWN, "fd.Independent(lr=0.01, epochs=5)"),
     (lambda: linear(60, 3), OWN, "Not needed: one linear model"),
-    (windows, OWN, "Not needed: one model for all that is not linear"),
+    (windows, OWN, "Not needed: one nonlinear model for all"),
     (lambda: blobs(features=100), UNKNOWN, "fd.FedFW(domain=fd.L1Ball(30.0))"),
     (blobs, UNKNOWN, "fd.FedBoost(predictors)"),
     (lambda: blobs(rows=5), BEWARE, "no more than 5 rows"),

@@ -117,7 +117,7 @@ def corners(domain: Domain, shape: tuple[int, ...]) -> Tensor:
 
 
 def linear_minimum(domain: Domain, g: np.ndarray) -> float:
-    """min <g, s> by a linear programme on the inequalities of the set."""
+    """min <g, s> by a linear program on the inequalities of the set."""
     shape, g = g.shape, g.ravel()
     p, both = len(g), np.concatenate((g, -g))  # x = positive part - negative part
     match domain:

@@ -1,5 +1,5 @@
-"""What private aggregators share: the accounting of rounds, the budget, and a journal that survives
-a crash.
+"""The base of private aggregators: accounting of rounds, the budget, and a journal that survives a
+crash.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Accounted(Aggregator):
-    """An aggregator that releases noisy sums: keeps account of them, and ends the run where the
-    budget does.
+    """An aggregator that releases noisy sums, accounts for them, and ends the run when the budget
+    is spent.
     """
 
     hides = draws = True
 
     apart = 0.0
-    """By how much the noise of an exchange may be off the normal one: see
+    """How far the noise of an exchange may differ from normal noise: see
     `foedus.aggregation.dp.accounting.epsilon`.
     """
 
@@ -64,10 +64,10 @@ class Accounted(Aggregator):
         for step, _ in privacy.clip if isinstance(privacy.clip, tuple) else ():
             if not callable(getattr(setting.algorithm, step, None)):
                 raise ConfigError(
-                    f"clip names {step!r}, which is no step of {type(setting.algorithm).__name__}"
+                    f"clip: {step!r} is not a client step of {type(setting.algorithm).__name__}"
                 )
         self.rounds: Counter[tuple[float, float, int]] = Counter()
-        # probability and exchanges so far of the round that is going on
+        # probability and exchanges so far of the current round
         self.open_round: tuple[float, int] | None = None
         self.usual = 1  # exchanges in a round
         self.round, self.cohort = -1, ""
@@ -83,8 +83,8 @@ class Accounted(Aggregator):
             self._affordable(self._with(self.probability, 1), "one round")
 
     def _begin(self, round: int) -> bool:
-        """Whether this is the first exchange of a round, whose cohort is to be drawn: each with
-        `open_round[0]`, all before the first.
+        """Whether this is the first exchange of a round, for which a cohort must be drawn: each
+        client with probability `open_round[0]`, all clients before the first round.
         """
         if self.round == round:
             return False
@@ -95,12 +95,12 @@ class Accounted(Aggregator):
 
     @property
     def chance(self) -> float:
-        """With which each client takes part in the round that is going on."""
+        """The probability with which each client takes part in the current round."""
         assert self.open_round is not None
         return self.open_round[0]
 
     def _draw(self) -> Tensor:
-        """Who of all clients takes part in the round that is going on."""
+        """Which of all clients take part in the current round."""
         return torch.from_numpy(sampling.bernoulli(self.chance, len(self.ids), self.entropy))
 
     def gathered(self, trip: RoundTrip, replies: Replies) -> None:
@@ -115,7 +115,7 @@ class Accounted(Aggregator):
             )
 
     def _with(self, probability: float, exchanges: int) -> Counter[tuple[float, float, int]]:
-        """What was released, and a round more."""
+        """The released rounds, and one more."""
         return self.rounds + Counter({(probability, float(self.privacy.noise), exchanges): 1})
 
     def _epsilon(self, spent: Spent) -> float:
@@ -131,9 +131,7 @@ class Accounted(Aggregator):
         )
 
     def _charge(self, trip: RoundTrip) -> None:
-        """Count an exchange before anything of it is released; refuse what the budget does not
-        allow.
-        """
+        """Count an exchange before it is released; refuse it if it exceeds the budget."""
         assert self.open_round is not None
         probability, exchanges = self.open_round
         self._affordable(
@@ -144,7 +142,7 @@ class Accounted(Aggregator):
             self.journal.add(self.cohort, probability, float(self.privacy.noise))
 
     def _nothing(self) -> None:
-        """Replies turned out to be empty: nothing was released, and nothing spent."""
+        """Undo the count of an exchange whose replies were empty: nothing was released."""
         assert self.open_round is not None
         self.open_round = (self.open_round[0], self.open_round[1] - 1)
 
@@ -158,7 +156,7 @@ class Accounted(Aggregator):
 
     def row(self) -> dict[str, float | str]:
         self._close()
-        self.round = -1  # whatever comes next is of another cohort
+        self.round = -1  # the next exchange has another cohort
         self._look_ahead()
         return {"epsilon": self._epsilon(self.rounds)}
 
@@ -175,7 +173,7 @@ class Accounted(Aggregator):
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """The account of the checkpoint, and of what the journal says was released after it."""
+        """The account of the checkpoint, plus the exchanges that the journal has after it."""
         known = Counter(
             {(float(q), float(z), int(k)): int(times) for q, z, k, times in saved["rounds"]}
         )
@@ -185,7 +183,7 @@ class Accounted(Aggregator):
 
 class Journal:
     """Every exchange, written beside the checkpoint before its result is released: rounds that a
-    crash undoes were released all the same.
+    crash undoes have been released nevertheless.
     """
 
     def __init__(self, checkpoint: Path):
@@ -201,7 +199,7 @@ class Journal:
     def read(self) -> Counter[tuple[float, float, int]]:
         """Rounds by kind.
 
-        A last line that was cut off counts for nothing: it was never released.
+        A truncated last line is ignored: its exchange was never released.
         """
         lines = self.path.read_text().split("\n")
         try:

@@ -2,13 +2,12 @@
 
 A release is the sum of one vector a client, each of norm at most c, plus normal noise of standard
 deviation z c: a Gaussian mechanism whose sensitivity, where one client is added or removed, is c; z
-is its noise multiplier. k releases about the same clients, each chosen in the light of those
-before, are together no worse than one of noise multiplier z / sqrt(k).
+is its noise multiplier. k releases about the same clients, chosen adaptively, are together at least
+as private as one with noise multiplier z / sqrt(k).
 
-Where a round's clients are drawn (each with probability q, and nobody knows who), the round is a
-Poisson-sampled Gaussian mechanism. All exchanges of a round ask the clients that were drawn once,
-so a round of k exchanges is one sample of noise multiplier z / sqrt(k). It is not k samples of z:
-whoever is in the first is in the others too.
+If the clients of a round are drawn (each with probability q, in secret), the round is a
+Poisson-sampled Gaussian mechanism. All exchanges of a round ask the same cohort, so a round of k
+exchanges is one sampled mechanism with noise multiplier z / sqrt(k), not k independent ones with z.
 
     "pld"   the privacy loss distribution, composed numerically and rounded to the safe side
             (Koskela, Jalko and Honkela 2020; Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022)
@@ -34,7 +33,7 @@ Accountant = Literal["pld", "rdp"]
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
 
 Spent = Mapping[tuple[float, float, int], int]
-"""How often a round was (probability, noise multiplier, exchanges)."""
+"""The number of rounds by (probability, noise multiplier, exchanges)."""
 
 
 def _library() -> None:
@@ -49,7 +48,7 @@ def _library() -> None:
 
 
 def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 0.0) -> float:
-    """The epsilon, at this delta, of all that was released.
+    """The epsilon, at this delta, of all releases.
 
     apart: for noise that is not quite normal (`foedus.aggregation.dp.distributed`). What k
     exchanges release, with this noise or with normal noise, has probabilities within factors of
@@ -59,7 +58,7 @@ def epsilon(spent: Spent, delta: float, accountant: str = "pld", apart: float = 
     """
     check_value("accountant", accountant, Accountant)
     together: Counter[tuple[float, float]] = Counter()
-    certain = 0.0  # sum of k / z^2 where everybody takes part
+    certain = 0.0  # sum of k / z^2 over rounds with full participation
     for (probability, noise, exchanges), times in spent.items():
         if probability == 1:
             certain += times * exchanges / noise**2
@@ -85,12 +84,12 @@ def _epsilon(
 
         together = sum(times * _renyi(probability, noise) for (probability, noise), times in rounds)
         return float(compute_epsilon(ORDERS, together, delta)[0])
-    # a Gaussian mechanism and no more: Balle and Wang 2018
+    # only Gaussian mechanisms: Balle and Wang 2018
     if len(rounds) == 1 and rounds[0][0][0] == 1:
         from dp_accounting import get_epsilon_gaussian
 
         return float(get_epsilon_gaussian(rounds[0][0][1] / math.sqrt(rounds[0][1]), delta))
-    # Coarser where the loss is large: the error is always to the safe side.
+    # A coarser grid for large losses; the error is always on the safe side.
     step = 1e-3 * max(1.0, *(noise**-2 for (_, noise), _ in rounds))
     parts = [_losses(probability, noise, step, times) for (probability, noise), times in rounds]
     return float(functools.reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta))

@@ -3,26 +3,25 @@ aggregation=fd.DifferentialPrivacy(...))`.
 
 McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR
 2018, with exact noise. In a round every one of n clients takes part with probability q,
-independently; S is who does. In each exchange of the round, client i replies r_i, all tensors of it
-as one vector, and the server gives the algorithm
+independently; S is the cohort. In each exchange of the round, client i replies r_i, all tensors of
+it as one vector, and the server gives the algorithm
 
     mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)       c: clip,  z: noise
 
-in place of the average, and q n times that in place of a sum. The divisor is fixed. Were it the
-number of those who came, one client more would change every other one's share as well. For the same
-reason all clients weigh the same, whatever their numbers of rows.
+in place of the average, and q n times that in place of a sum. The divisor is fixed. If it were the
+size of the cohort, one additional client would change the contribution of every other client. For
+the same reason all clients have the same weight, whatever their numbers of rows.
 
 Adding or removing one client changes the sum by at most c: `foedus.aggregation.dp.accounting` makes
-(epsilon, delta) of that. It holds if nobody learns who took part. So the server draws S itself,
-from the operating system's generator: sites know the seed of a run, and could redo what is drawn
-from it. And the algorithm is shown all clients, not S: a round in which nobody takes part releases
-noise like every other. Bytes and messages in the history are those of q n clients, not of |S|, and
-nobody who fails to reply is named in it.
+(epsilon, delta) of that. It holds if S stays secret. So the server draws S from the operating
+system's generator, not from the seed of the run, which sites know. The algorithm sees all clients,
+not S, and a round with an empty cohort releases noise like every other. Bytes and messages in the
+history are those of q n clients, not of |S|, and clients that fail to reply are not named in it.
 
 Under secure aggregation clients do all this themselves: see `foedus.aggregation.dp.distributed`.
 
-Noise is exact: replies are rounded to a grid, and what is added is a normal number rounded down to
-the same grid (`foedus.aggregation.dp.noise`).
+Noise is exact: replies are rounded to a grid, and the noise is a normal number rounded down to the
+same grid (`foedus.aggregation.dp.noise`).
 """
 
 from __future__ import annotations
@@ -61,18 +60,18 @@ from foedus.aggregation.dp.accounted import Accounted
 class DifferentialPrivacy(Aggregation):
     """Central differential privacy of clients: clipped replies, and Gaussian noise on their sum.
 
-    With clients that take part with probability q, and S those who do,
+    Clients take part with probability q; S is the cohort:
 
         mean = ( sum_{i in S} r_i min(1, c / |r_i|)  +  z c N(0, I) ) / (q n)
 
-    Clients take part by `participation=fd.Poisson(q)`, or all in every round. What comes before the
-    first round asks all clients. All clients weigh the same, also where an algorithm asks for an
-    average by rows. The history has `epsilon`, of all rounds so far.
+    Clients take part by `participation=fd.Poisson(q)`, or all in every round. Exchanges before the
+    first round ask all clients. All clients have the same weight, even where an algorithm asks for
+    an average by rows. The history has `epsilon`, of all rounds so far.
 
     Args:
         clip: c, the largest norm of a reply; or one for each step that is averaged, {"gradient":
             0.1, "direction": 1.0}.
-        noise: z, the standard deviation of the noise over c; `fd.noise_for` finds the one for a
+        noise: z, the standard deviation of the noise divided by c; `fd.noise_for` computes it for a
             given epsilon.
         delta: At which epsilon is given; well below 1 / clients.
         budget: The largest epsilon: the run ends before a round that would exceed it.
@@ -111,7 +110,7 @@ class DifferentialPrivacy(Aggregation):
         check_settings(self)
         if self.noise < 0.01:
             raise ConfigError(
-                f"noise={self.noise!r} protects nobody; give a standard deviation, in units of "
+                f"noise={self.noise!r} protects no client; pass a standard deviation, in units of "
                 "clip, of 0.01 or more"
             )
         if self.delta >= 1:
@@ -145,7 +144,7 @@ class PrivateAggregator(Accounted):
         self.member = torch.ones(len(self.ids), dtype=torch.bool)
 
     def among(self, round: int, ids: Tensor) -> Tensor:
-        """Those of the clients who take part: drawn once a round; all of them before the first."""
+        """The cohort: drawn once a round; all clients before the first round."""
         if self._begin(round):
             self.member = self._draw()
         self.expected = self.chance * len(ids)
@@ -210,8 +209,8 @@ class PrivateAggregator(Accounted):
         )
 
     def _replies(self, trip: RoundTrip) -> Iterable[tuple[Tensor | None, Tree]]:
-        """The replies, batch by batch; where there are none, one of nobody, whose form alone
-        counts.
+        """The replies, batch by batch; if there are none, a made-up reply with weight 0, for its
+        form.
         """
         if len(trip.ids):
             with contextlib.suppress(NothingArrived):
@@ -225,9 +224,9 @@ def grid(noise: float, clip: float, size: int) -> float:
 
 
 def blank(trip: RoundTrip) -> Tree:
-    """What a client would reply, in form: a made-up one, with a row of zeros.
+    """The form of a reply, from a made-up client with a row of zeros.
 
-    Nobody's data are looked at.
+    No client's data are used.
     """
     spec, algorithm, shared = trip.network.spec, trip.algorithm, trip.network.shared
     y = (

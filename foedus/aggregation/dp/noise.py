@@ -1,11 +1,11 @@
 """Random draws for privacy: from the operating system's generator, and exact.
 
-A proof of privacy is about real numbers. Noise that is made of floating point numbers in the usual
-way has gaps that tell which number it was added to (Mironov, "On significance of the least
-significant bits for differential privacy", 2012). Here noise is made of integers, drawn with
-exactly the probabilities that the proof speaks of: nearly every draw is decided in double
-precision, with a margin for its rounding, and the few that are too close to call (about one in
-10^9) are decided with as many more random bits, and digits, as it takes.
+A proof of privacy is about real numbers. Ordinary floating-point noise has gaps that can reveal the
+number to which it was added (Mironov, "On significance of the least significant bits for
+differential privacy", 2012). Here the noise consists of integers, drawn with exactly the
+probabilities of the proof: nearly every draw is decided in double precision, with a margin for
+rounding errors, and the few that are too close (about one in 10^9) are decided with as many more
+random bits and digits as needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def words(size: int, entropy: Entropy = os.urandom) -> np.ndarray:
 
 
 def bernoulli(probability: float, size: int, entropy: Entropy = os.urandom) -> np.ndarray:
-    """Independent truths of this probability, to 2^-64."""
+    """Independent booleans, true with this probability, to 2^-64."""
     if probability >= 1:
         return np.ones(size, bool)
     return words(size, entropy) < np.uint64(math.ceil(Fraction(probability) * 2**64))
@@ -39,12 +39,12 @@ def rounded_gaussian(size: int, bits: int, entropy: Entropy = os.urandom) -> np.
     """floor(2^bits Z) for independent standard normal Z: integers (int64), exactly
     distributed.
 
-    For an integer s, s + floor(y) = floor(s + y). So a sum of integers plus this is a function of
-    the same sum plus a normal number of standard deviation 2^bits, and the privacy of the one is at
-    least that of the other, whatever is known of normal noise. Its mean is -1/2.
+    For an integer s, s + floor(y) = floor(s + y). So a sum of integers plus this noise is a
+    function of the sum plus a normal number of standard deviation 2^bits, and at least as private:
+    results for normal noise apply. The mean is -1/2.
 
-    By inversion: |Z| >= z with probability 2 Q(z), so where p is uniform on (0, 1/2), Q(|Z|) = p.
-    Of p the first 63 bits are drawn.
+    By inversion: |Z| >= z has probability 2 Q(z), so Q(|Z|) = p with p uniform on (0, 1/2). The
+    first 63 bits of p are drawn.
     """
     drawn = words(size, entropy)
     above = (drawn >> np.uint64(63)).astype(bool)
@@ -142,7 +142,7 @@ def _discrete_laplace(size: int, scale: int, entropy: Entropy) -> np.ndarray:
 def _bernoulli_exp(
     gamma: np.ndarray, exact: Callable[[int], Fraction], entropy: Entropy
 ) -> np.ndarray:
-    """Truths of probability exp(-gamma); exact(i) is what gamma[i] is without rounding."""
+    """Booleans, true with probability exp(-gamma); exact(i) is gamma[i] without rounding."""
     drawn = words(len(gamma), entropy)
     gap = np.exp(-gamma) - drawn.astype(np.float64) * 2.0**-64
     truth = gap > 0

@@ -1,4 +1,4 @@
-"""Secure aggregation as part of a run: what `clients.mean` and `clients.sum` go through with
+"""Secure aggregation as part of a run: how `clients.mean` and `clients.sum` are computed with
 `fd.run(..., aggregation=fd.SecureAggregation())`.
 """
 
@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
 
 class SecureAggregator(Aggregator):
-    """Runs the protocol for every average and every sum of a run; a single reply is refused unless
-    it is empty.
+    """Runs the protocol for every average and sum of a run; single replies are refused unless they
+    are empty.
 
-    Weights are numbers of rows, or 1. Where the session has `phase`, its clients are elsewhere and
-    do their part there (`foedus.engines.flower.session`); otherwise they do it in this process, and
-    only what clients do before anything is sent sees replies. All messages of the four phases are
-    charged as they are encoded; what a step is asked with goes with `mask`, to those who are left
-    then.
+    Weights are numbers of rows, or 1. If the session has `phase`, its clients run elsewhere
+    (`foedus.engines.flower.session`); otherwise they run in this process, and only their own steps
+    see their replies. All messages of the four phases are charged at their encoded length; the
+    payload of a step is sent with `mask`, to the clients that are left then.
 
-    noise: gives integers that each client adds to its fixed-point numbers, within `headroom`;
-    in this process only.
+    noise: returns integers that each client adds to its fixed-point numbers, within `headroom`; in
+    this process only.
     """
 
     hides = True
@@ -83,7 +82,7 @@ class SecureAggregator(Aggregator):
         return total.cast() if weights is None else total.mean()
 
     def _summed(self, trip: RoundTrip, weights: str | None) -> Total:
-        """The weighted sum, and whose replies are in it."""
+        """The weighted sum, and the clients whose replies are in it."""
         ask, channel = trip.asked(), self.channel
         sizes = dict(zip(trip.ids.tolist(), trip.sizes.tolist(), strict=True))
         here = list(sizes) if channel is None else channel.present(ask)
@@ -96,11 +95,11 @@ class SecureAggregator(Aggregator):
         trip.shares(weights, trip.sizes)  # refuses unknown weights
         own = {i: sizes[i] if weights == "rows" else 1 for i in here}
         name = uuid.uuid4().hex if channel is None else channel.name
-        told = self.told(ask)
+        extra = self.extra(ask)
         question = (
-            question_of(ask.step, weights, told)
+            question_of(ask.step, weights, extra)
             if channel is None
-            else channel.question(ask, weights, told)
+            else channel.question(ask, weights, extra)
         )
         server = SecureServer(
             self.settings(ask, len(here)), own, session=name, round=ask.round,
@@ -119,7 +118,7 @@ class SecureAggregator(Aggregator):
         return total
 
     def settings(self, ask: Ask, clients: int) -> SecureAggregation:
-        """Those of one exchange with this number of clients."""
+        """The settings of one exchange with this number of clients."""
         return self.config
 
     def _conduct(
@@ -133,7 +132,7 @@ class SecureAggregator(Aggregator):
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
                 channel.leave(server.faults)
                 channel.enough(ask)
-                yield from channel.phase(ask, phase, questions, weights, self.told(ask)).items()
+                yield from channel.phase(ask, phase, questions, weights, self.extra(ask)).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
@@ -142,7 +141,7 @@ class SecureAggregator(Aggregator):
             ).ask
 
         def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
-            if phase == "mask":  # those who have left are not sent what was charged for everybody
+            if phase == "mask":  # charged to all clients, not sent to dropouts
                 trip.charge(down=-sum(size for i, size in sizes.items() if i not in questions))
             yield from counted(inner, self.phases)(phase, questions)
             cost = self.phases[phase]
@@ -170,20 +169,20 @@ class SecureAggregator(Aggregator):
             for n, i in enumerate(ids.tolist()):
                 yield i, tree.map(lambda t, n=n: t[n] if isinstance(t, torch.Tensor) else t, reply)
 
-    def told(self, ask: Ask) -> dict[str, Any]:
-        """What sites must know of an exchange besides."""
+    def extra(self, ask: Ask) -> dict[str, Any]:
+        """What sites must know about an exchange in addition."""
         return {}
 
     def sent(self, batch: Batch) -> Tree:
-        """What clients in this process make of their replies (stacked) before they encode them: to
-        clip them, say.
+        """Transforms the stacked replies of clients in this process before they are encoded, for
+        example clips them.
         """
         return batch.reply
 
     def absent(self, phase: str, ask: Ask) -> Collection[int]:
-        """Clients in this process who do not answer from this phase of an exchange on: nobody.
+        """Clients in this process that stop answering in this phase of an exchange: none.
 
-        Simulated dropouts go here.
+        Overridden to simulate dropouts.
         """
         return ()
 
@@ -196,12 +195,12 @@ class SecureAggregator(Aggregator):
 
 
 class PrivateSecureAggregator(Accounted, SecureAggregator):
-    """Clients clip, and add their shares of the noise, before they mask: see
+    """Clients clip and add their shares of the noise before they mask: see
     `foedus.aggregation.dp.distributed`.
 
     All clients are asked in every round. Each draws for itself whether it takes part, and sends
-    noise alone if it does not. An average is the sum over the number that is expected to take part
-    of those whose messages are in it.
+    only noise if it does not. An average is the sum divided by q times the number of clients whose
+    messages are in it.
     """
 
     apart = APART
@@ -221,7 +220,7 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         self.member: torch.Tensor | None = None  # of clients in this process
 
     def among(self, round: int, ids: torch.Tensor) -> slice:
-        """All of them: who takes part is for nobody to know."""
+        """All clients: who takes part is secret."""
         if self._begin(round) and self.channel is None:
             self.member = self._draw()
         return slice(None)
@@ -239,11 +238,11 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
         self.noise, self.clip = share.noise, share.clip
         return share.settings
 
-    def told(self, ask: Ask) -> dict[str, Any]:
+    def extra(self, ask: Ask) -> dict[str, Any]:
         return {"step": ask.step, "cohort": self.cohort, "probability": self.chance}
 
     def _replies(self, trip: RoundTrip, ask: Ask) -> Iterator[tuple[int, Tree]]:
-        """The replies of those who take part, and zeros of the others."""
+        """The replies of clients that take part, and zeros for the others."""
         assert self.member is not None
         taking = self.member[torch.searchsorted(self.ids, ask.ids)]
         form = None

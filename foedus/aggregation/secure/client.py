@@ -46,17 +46,17 @@ from foedus.base.tree import State, Tree
 from foedus.errors import SecureError
 
 SECRETS = ("cipher_key", "mask_key", "seed", "shares", "box_keys")
-"""What of an exported client state must not leave the client."""
+"""The entries of an exported client state that must not leave the client."""
 
 
 class SecureClient:
     """A client in one exchange: `advertise`, `share`, `mask`, `unmask`, each once and in this
     order.
 
-    `export` gives what must be kept between two messages as a tree of tensors, `restore` makes a
-    client of it. The entries in `SECRETS` must stay with the client, and only the newest state must
-    be kept: one that is taken back to an older state could be made to answer twice. Write it before
-    the answer is sent. Keys and seed are gone after `mask`, all of it after `unmask`.
+    `export` returns the state between two messages as a tree of tensors, `restore` makes a client
+    from it. The entries in `SECRETS` must stay with the client, and only the newest state may be
+    kept: a client restored from an older state could be made to answer twice. Write the state
+    before the answer is sent. Keys and seed are deleted after `mask`, the rest after `unmask`.
 
     sign, verify: sign the client's public keys, and check those of others. least: the fewest
     clients of a sum, as far as this client sees them. entropy: for tests only.
@@ -77,7 +77,7 @@ class SecureClient:
         self.state = State(id=self.id, phase="advertise")
 
     def export(self) -> State:
-        """What must be kept until the next message."""
+        """The state to keep until the next message."""
         return self.state.replace()
 
     @classmethod
@@ -122,7 +122,7 @@ class SecureClient:
         return answer
 
     def share(self, message: Tree) -> Tree:
-        """A box of shares for each neighbour, in the order of the key list."""
+        """A box of shares for each neighbor, in the order of the key list."""
         s, offer, tag = self._at("share")
         message = dict(message) if isinstance(message, dict) else message
         signatures = message.pop("signatures", None) if isinstance(message, dict) else None
@@ -167,7 +167,7 @@ class SecureClient:
     def _check_list(
         self, offer: Offer, tag: bytes, ids: np.ndarray, keys: np.ndarray, signatures: Tree
     ) -> None:
-        """Refuse a list of keys that was tampered with."""
+        """Raise if the list of keys was tampered with."""
         if len(keys) != len(ids):
             raise SecureError(
                 f"the key list must have as many keys as clients, got {len(keys)} for {len(ids)}"
@@ -215,9 +215,9 @@ class SecureClient:
     ) -> Tree:
         """The masked reply: a tree in the form of the reply, of integers that look random.
 
-        weight: this client's, by which the reply is multiplied. noise: gives integers to add
-        before masking. clip: the largest norm of the reply. question: the hash of what this client
-        was asked (`question_of`), which must be that of the offer.
+        weight: the factor of the reply. noise: returns integers to add before masking. clip: the
+        largest norm of the reply. question: the hash of what this client was asked (`question_of`),
+        which must be that of the offer.
         """
         s, offer, tag = self._at("mask")
         if question is not None and question != offer.question:
@@ -237,7 +237,7 @@ class SecureClient:
             raise SecureError(f"boxes must come from neighbors; client {others[0]} is not one")
         if len(sources) + 1 < (must := max(self.least, self.config.needed(len(ids)))):
             raise SecureError(
-                f"{len(sources) + 1} of {len(ids)} neighbours have shared keys; {must} must"
+                f"{len(sources) + 1} of {len(ids)} neighbors have shared keys; {must} must"
             )
         shares = [(self.id, s.shares.numpy())]
         for other, box in zip(sources.tolist(), boxes, strict=True):
@@ -259,8 +259,8 @@ class SecureClient:
             offer=s.offer,
             ids=torch.tensor([i for i, _ in shares]),
             shares=torch.from_numpy(np.stack([share for _, share in shares])),
-            # Where all are neighbours, these are all survivors: no sum of fewer than the server
-            # must have, some of whose noise is missing.
+            # If all clients are neighbors, these are all survivors: refuse a sum of fewer clients
+            # than the server needs, because part of the noise would be missing.
             needed=max(
                 self.least,
                 self.config.needed(max(len(ids), offer.clients if self._complete(offer) else 0)),

@@ -23,7 +23,7 @@ from foedus.errors import ConfigError, DivergenceError, ReplyError
 from foedus.wire.arrays import Trees
 
 Noise = Callable[[int], np.ndarray]
-"""Gives this number of integers (int64), to be added before masking, in units of the step."""
+"""Returns this number of integers (int64), to be added before masking, in units of the step."""
 
 Range = Annotated[
     float,
@@ -35,8 +35,8 @@ Bits = Annotated[int, Interval(ge=2, le=40), Remedy("single precision has 24")]
 Rounding = Literal["nearest", "stochastic"]
 
 FINE = 1024
-"""For differential privacy: steps of the grid in a reply of the largest norm whose entries are all
-alike, for each entry.
+"""For differential privacy: the least number of grid steps in each entry of a reply of the largest
+norm with equal entries.
 """
 
 _HAIR = 1 - 1e-9  # covers the rounding of a norm
@@ -47,9 +47,9 @@ class FixedPoint:
     """Numbers in [-range, range] as multiples q of a step: q = round(x / step), step = range /
     2^(bits - 1).
 
-    So |q| <= Q = 2^(bits - 1). A client of whole weight w sends w q + e modulo 2^width, where e is
-    noise, |e| <= headroom = E, or 0. Over clients of total weight W the sum lies within B = W Q + n
-    E of 0. Read as a signed number of `width` bits it is right if and only if it does not wrap,
+    So |q| <= Q = 2^(bits - 1). A client of integer weight w sends w q + e modulo 2^width, where e
+    is noise, |e| <= headroom = E, or 0. Over clients of total weight W the sum lies within B = W Q
+    + n E of 0. Read as a signed number of `width` bits it is right if and only if it does not wrap,
     that is if B <= 2^(width - 1) - 1: `width` gives 32 or 64, or an error. Without noise, sum_i w_i
     q_i step / W differs from the weighted mean of x_i by the weighted mean of the rounding errors:
     at most step / 2 (nearest), or less than step (stochastic, where each error has mean 0).
@@ -95,11 +95,11 @@ class FixedPoint:
         round: int = 0,
         client: int = 0,
     ) -> np.ndarray:
-        """The numbers of a reply, one tensor after the other, as unsigned ones of `width` bits; one
-        that does not fit is an error.
+        """The numbers of a reply, one tensor after the other, as unsigned integers of `width` bits;
+        raises if one does not fit.
 
-        clip: the largest norm of all of them together; longer replies are scaled down, and so none
-        is out of range.
+        clip: the largest norm of the whole reply; longer replies are scaled down, so no number is
+        out of range.
         """
         flat = np.empty(sum(t.numel() for t in tree.leaves(reply)), np.dtype(f"u{width // 8}"))
         extra = None if noise is None else self._noise(noise, len(flat))
@@ -115,7 +115,7 @@ class FixedPoint:
     def _steps(
         self, reply: Tree, clip: float | None, entropy: Entropy, round: int, client: int
     ) -> Iterator[np.ndarray]:
-        """The numbers of a reply in steps: tensor by tensor, or clipped, all at once."""
+        """The numbers of a reply in steps: tensor by tensor, or clipped together."""
         largest, whole = self.range if clip is None else sys.float_info.max, []
         for number, t in enumerate(tree.leaves(reply)):
             x = t.detach().cpu().reshape(-1).double().numpy()
@@ -170,7 +170,7 @@ class FixedPoint:
         return drawn
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """A sum of encoded numbers as real ones."""
+        """A sum of encoded numbers as floating-point numbers."""
         return total.view(np.dtype(f"i{total.itemsize}")).astype(np.float64) * self.step
 
 
@@ -180,7 +180,7 @@ def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
     """
     # rounding adds at most half a step to every entry
     limit = (clip - step * math.sqrt(flat.shape[1]) / 2) * _HAIR
-    # In two steps: what is finite may have a square that is not.
+    # In two steps: the square of a finite number may overflow.
     size = (
         flat.abs().amax(1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
         if flat.shape[1]
@@ -192,7 +192,7 @@ def clipped(flat: Tensor, clip: float, step: float) -> Tensor:
 
 
 def dense(reply: Tree) -> Tree:
-    """A reply with nothing but plain tensors in it; what has no mean is an error."""
+    """A reply with only plain tensors; raises for values that have no mean."""
     reply = wire.densify(reply)
     for leaf in tree.pytree.tree_leaves(reply, is_leaf=lambda t: isinstance(t, Trees)):
         if not isinstance(leaf, Tensor):

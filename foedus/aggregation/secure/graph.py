@@ -54,9 +54,7 @@ def part(threshold: float, count: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def degree(n: int, threshold: float) -> int:
-    """The number of neighbors of each of n clients; n - 1 where all are neighbors of each
-    other.
-    """
+    """The number of neighbors of each of n clients; n - 1 if all are neighbors."""
     if n <= COMPLETE:
         return n - 1
     for k in range(2, min(n - 1, _MOST + 1), 2):
@@ -66,9 +64,9 @@ def degree(n: int, threshold: float) -> int:
     if n - 1 <= _MOST:
         return n - 1
     raise ConfigError(
-        f"threshold={threshold:g}: no {_MOST} neighbours or fewer are safe enough for {n} clients "
+        f"threshold={threshold:g}: no {_MOST} neighbors or fewer are safe enough for {n} clients "
         f"of which {COLLUDING:.0%} may "
-        f"collude and {DROPPING:.0%} may drop out; use threshold=2/3, or choose neighbours yourself"
+        f"collude and {DROPPING:.0%} may drop out; use threshold=2/3, or set neighbours= yourself"
     )
 
 
@@ -113,7 +111,7 @@ def ring(n: int, entropy: Entropy) -> np.ndarray:
     return np.argsort(np.frombuffer(entropy(8 * n), np.uint64), kind="stable")
 
 
-def neighbourhoods(order: np.ndarray, k: int) -> np.ndarray:
+def neighborhoods(order: np.ndarray, k: int) -> np.ndarray:
     """Each client with its neighbors, in order: (n, min(k, n - 1) + 1)."""
     n = len(order)
     if n <= k + 1:
@@ -125,8 +123,8 @@ def neighbourhoods(order: np.ndarray, k: int) -> np.ndarray:
 
 
 def connected(order: np.ndarray, k: int, present: np.ndarray) -> bool:
-    """Whether those present (booleans by client) hang together: at most one gap of k / 2 or more in
-    the ring.
+    """Whether the clients that are present (booleans) are connected: at most one gap of k / 2 or
+    more in the ring.
     """
     if len(order) <= k + 1:
         return True

@@ -1,5 +1,5 @@
-"""What secure aggregation needs of cryptography: X25519, HKDF-SHA256, AES-256-GCM and AES-256-CTR,
-all from `cryptography`.
+"""The cryptography of secure aggregation: X25519, HKDF-SHA256, AES-256-GCM and AES-256-CTR, all
+from `cryptography`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def public_key(secret: bytes) -> bytes:
 
 
 def load(secret: bytes) -> X25519PrivateKey:
-    """A secret key ready for use, which costs as much as an agreement: do it once for many."""
+    """A secret key ready for use; this costs as much as a key agreement, so do it once for
+    several."""
     return X25519PrivateKey.from_private_bytes(secret)
 
 
 def agree(secret: X25519PrivateKey, public: bytes) -> bytes:
-    """X25519: what two have in common, from the secret key of one and the public key of the
-    other.
+    """X25519: the shared secret of two parties, from the secret key of one and the public key of
+    the other.
     """
     try:
         return secret.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise SecureError(f"{public.hex()} is no public key to agree on anything with") from None
+        raise SecureError(f"{public.hex()} is not a valid X25519 public key") from None
 
 
 def derive(secret: bytes, *info: bytes) -> bytes:
@@ -63,8 +64,8 @@ def _who(*ids: int) -> bytes:
 def pair_key(
     tag: bytes, secret: X25519PrivateKey, mine: int, public: bytes, other: int, other_public: bytes
 ) -> bytes:
-    """The key of the mask that two clients have in common, the same from both sides; their keys are
-    those for masks.
+    """The key of the mask that two clients share, the same on both sides; their keys are those for
+    masks.
     """
     first, last = sorted([(mine, public), (other, other_public)])
     return derive(
@@ -78,21 +79,21 @@ def self_key(tag: bytes, seed: bytes, client: int) -> bytes:
 
 
 def box_key(tag: bytes, agreed: bytes, sender: int, receiver: int) -> bytes:
-    """The key of the box that one client sends to another, from what their keys for boxes agree
-    on.
+    """The key of the box that one client sends to another, from the shared secret of their keys for
+    boxes.
     """
     return derive(agreed, b"box", tag, _who(sender, receiver))
 
 
 def bound(kind: bytes, tag: bytes, *ids: int) -> bytes:
-    """What is signed, encrypted or hashed along with a thing, so that it is good for nothing
-    else.
+    """The context that is signed, encrypted or hashed with a value, so that it cannot be used
+    elsewhere.
     """
     return b"foedus/" + kind + tag + _who(*ids)
 
 
 def commitment(tag: bytes, seed: bytes, client: int) -> bytes:
-    """What shows a rebuilt seed to be the right one, and nothing about it before."""
+    """A hash that verifies a rebuilt seed, and reveals nothing about it before."""
     return hashlib.sha256(bound(b"seed", tag, client) + seed).digest()
 
 
@@ -110,14 +111,12 @@ def add_mask(numbers: np.ndarray, key: bytes, subtract: bool = False) -> None:
 
 
 def seal(key: bytes, data: bytes, tag: bytes, sender: int, receiver: int, nonce: bytes) -> bytes:
-    """A box: the nonce, then AES-256-GCM of the data, which holds for this sender and receiver
-    only.
-    """
+    """A box: the nonce, then AES-256-GCM of the data, bound to this sender and receiver."""
     return nonce + AESGCM(key).encrypt(nonce, data, bound(b"box", tag, sender, receiver))
 
 
 def unseal(key: bytes, box: bytes, tag: bytes, sender: int, receiver: int) -> bytes:
-    """What is in a box; one that was altered is refused."""
+    """The contents of a box; raises if it was altered."""
     try:
         return AESGCM(key).decrypt(box[:NONCE], box[NONCE:], bound(b"box", tag, sender, receiver))
     except InvalidTag:

@@ -31,7 +31,7 @@ BOX, SIGNATURE = 12 + 2 * LIMBS * 4 + 16, 64
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
-"""Whether the client of this id has signed these bytes with this signature."""
+"""Whether this is a signature of these bytes by the client of this id."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class SecureAggregation(Aggregation):
     Clients add masks that cancel in the sum (`foedus.aggregation.secure.simulated`).
 
     Args:
-        threshold: The share of the clients that must stay to the end, and of a neighborhood's
+        threshold: The fraction of the clients that must stay to the end, and of a neighborhood's
             shares that rebuild a secret; above 1/2.
-        neighbours: With how many others a client shares masks (an even number), or "auto": see
-            `foedus.aggregation.secure.graph`.
-        range: Largest magnitude of a number; beyond it is an error at the client. The step of the
-            fixed-point numbers is range / 2^(bits - 1): `foedus.aggregation.secure.fixedpoint`.
+        neighbours: The number of other clients with which a client shares masks (even), or "auto":
+            see `foedus.aggregation.secure.graph`.
+        range: Largest magnitude of a number; a larger one is an error at the client. The step of
+            the fixed-point numbers is range / 2^(bits - 1): `foedus.aggregation.secure.fixedpoint`.
         bits: Bits of a number before the sum.
         rounding: "nearest" or "stochastic".
         headroom: More bits for the sum.
@@ -96,7 +96,7 @@ class SecureAggregation(Aggregation):
 
     def open(self, setting: Setting) -> Aggregator:
         """The aggregator of one run."""
-        # and with it cryptography
+        # which imports cryptography
         from foedus.aggregation.secure.aggregator import PrivateSecureAggregator, SecureAggregator
 
         return (SecureAggregator if self.privacy is None else PrivateSecureAggregator)(
@@ -108,7 +108,7 @@ class SecureAggregation(Aggregation):
         return FixedPoint(self.range, self.bits, self.rounding, self.headroom)
 
     def degree(self, clients: int) -> int:
-        """The number of neighbours of each of `clients` clients."""
+        """The number of neighbors of each of `clients` clients."""
         return (
             graph.degree(clients, self.threshold)
             if self.neighbours == "auto"
@@ -116,14 +116,14 @@ class SecureAggregation(Aggregation):
         )
 
     def needed(self, count: int) -> int:
-        """How many of `count` clients, or of `count` shares, are needed."""
+        """The number of clients, or of shares, that are needed of `count`."""
         return graph.part(self.threshold, count)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a server proposes to all: which exchange this is, for how many clients of how much
-    weight, in units of `unit`; and, by its hash (`question_of`), what they will be asked.
+    """The first message of the server to all: the exchange, the number of clients and their total
+    weight in units of `unit`, and the hash of the question that follows (`question_of`).
     """
 
     session: str
@@ -153,7 +153,7 @@ class Offer:
         return cls(**message)
 
     def tag(self, config: SecureAggregation) -> bytes:
-        """What every message, key, box and signature of the exchange is bound to."""
+        """The hash to which every message, key, box and signature of the exchange is bound."""
         settings = [
             float(config.threshold),
             config.neighbours,
@@ -167,11 +167,12 @@ class Offer:
 
 
 def question_of(*parts: Tree) -> str:
-    """The SHA-256 of what clients are asked: all that their replies depend on besides their rows.
+    """The SHA-256 of the question to clients: everything besides their rows on which replies
+    depend.
 
     Every exchange is bound to it (`Offer.tag`), so that the masks of two clients cancel only if
-    they were asked the same. Held values count as the client has them now, not as the message that
-    brought them.
+    they were asked the same question. Held values are hashed as the client has them now, not as the
+    message that updates them.
     """
 
     def ordered(t: Tree) -> Tree:
@@ -183,7 +184,7 @@ def question_of(*parts: Tree) -> str:
 
 
 def to_tensor(data: bytes) -> Tensor:
-    """Bytes as they stand in a message."""
+    """Bytes as a tensor of a message."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -214,7 +215,7 @@ def fields(message: Tree, what: str, tag: bytes, **expected: tuple) -> list[np.n
 
 
 def distinct(ids: np.ndarray, what: str) -> None:
-    """Refuse ids of which one comes twice."""
+    """Raise on duplicate ids."""
     if len(np.unique(ids)) < len(ids):
         raise SecureError(f"{what} names a client twice")
 
@@ -225,7 +226,7 @@ def to_bytes(t: Tensor) -> bytes:
 
 
 def single_replies(algorithm: object, step: str) -> ConfigError:
-    """The error for an algorithm whose server wants to see every reply."""
+    """The error for an algorithm whose server needs single replies."""
     return ConfigError(
         f"{type(algorithm).__name__} asks for every client's own reply to {step}, and under secure "
         "aggregation the server sees sums alone. Use settings with which it only averages "

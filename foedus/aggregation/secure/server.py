@@ -43,9 +43,7 @@ from foedus.wire import layout
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """What comes out: the weighted sum (float64), the weight and the ids of those whose replies are
-    in it.
-    """
+    """The result: the weighted sum (float64), the total weight and the ids of the clients in it."""
 
     sum: Tree
     weight: int
@@ -83,12 +81,12 @@ class SecureServer:
     """The server in one exchange: `offer`, `keys`, `boxes`, `add` for each masked reply, `request`,
     `total`, in this order.
 
-    Messages to clients come as {id: message}; answers are taken as {id: answer}, where an error
-    says why there is none. Those who do not answer, or not well, are left out and named in
-    `faults`; too few are an error (`TooFewClients`), and nothing is unmasked.
+    Messages to clients are {id: message}; answers are {id: answer}, with an exception in place of a
+    missing answer. Clients whose answer is missing or invalid are left out and named in `faults`;
+    too few are an error (`TooFewClients`), and nothing is unmasked.
 
-    weights: of the clients that are asked, integers. Their greatest common divisor is taken
-    out, to keep the modulus small. question: the hash of what they are asked (`question_of`).
+    weights: integers, of the clients that are asked. They are divided by their greatest common
+    divisor, to keep the modulus small. question: the hash of the question (`question_of`).
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class SecureServer:
     def _gather(
         self, phase: str, answers: Mapping[int, Tree], read: Callable[[int, Tree], Any]
     ) -> dict[int, Any]:
-        """What can be read of the answers of those who are still there; the others are left out."""
+        """The valid answers of the remaining clients; the others are left out."""
         good = {}
         for i in self.alive:
             try:
@@ -161,7 +159,7 @@ class SecureServer:
             )
 
     def keys(self, adverts: Mapping[int, Tree]) -> dict[int, Tree]:
-        """From public keys to each client's list of its neighbours' keys."""
+        """From public keys to each client's list of its neighbors' keys."""
         signatures: dict[int, bytes] = {}
 
         def read(i: int, advert: Tree) -> np.ndarray:
@@ -193,7 +191,7 @@ class SecureServer:
         self.public = np.stack([found[i] for i in self.alive])
         self.k = self.config.degree(self.asked.clients)
         self.order = graph.ring(len(self.ids), self.entropy)
-        self.around = graph.neighbourhoods(self.order, self.k)
+        self.around = graph.neighborhoods(self.order, self.k)
         self.place = {i: p for p, i in enumerate(self.alive)}
         self.needed = self.config.needed(self.around.shape[1])
         signed = (
@@ -228,14 +226,14 @@ class SecureServer:
             p = self.place[i]
             near = [q for q in self.around[p] if q != p and self.shared[q]]
             mine = np.empty((len(near), BOX), np.uint8)
-            # in q's boxes p comes at its place among q's neighbours, q itself left out
+            # the place of p's box in q's message: its place among q's neighbors, without q
             for n, q in enumerate(near):
                 mine[n] = found[int(self.ids[q])][1][np.searchsorted(self.around[q], p) - (q < p)]
             inboxes[i] = self._message(ids=self.ids[near], boxes=mine)
         return inboxes
 
     def add(self, client: int, message: Tree) -> None:
-        """Add one masked reply to the sum; one that cannot be used is left out."""
+        """Add one masked reply to the sum; an invalid one is left out."""
         try:
             if isinstance(message, FoedusError):
                 raise message
@@ -271,9 +269,9 @@ class SecureServer:
             at += t.numel()
 
     def request(self) -> dict[int, Tree]:
-        """Whom each survivor is asked about.
+        """The clients about which each survivor is asked.
 
-        Replies of another form than most have are left out.
+        Replies whose form differs from that of the majority are left out.
         """
         forms = sorted(self.sums.values(), key=lambda s: -len(s.ids))
         for other in forms[1:]:
@@ -309,7 +307,7 @@ class SecureServer:
         return questions
 
     def _hold(self, present: np.ndarray, phase: str) -> None:
-        """Refuse to go on where the secrets of a client that shared some could not be rebuilt."""
+        """Raise if the secrets of a client could no longer be rebuilt."""
         holders = present[self.around].sum(1)
         short = np.flatnonzero(self.shared & (holders < self.needed))
         if len(short):
@@ -321,7 +319,7 @@ class SecureServer:
             )
 
     def total(self, answers: Mapping[int, Tree]) -> Total:
-        """Rebuild what is needed, take the masks off, and give the sum."""
+        """Rebuild the secrets that are needed, remove the masks, and return the sum."""
 
         def read(i: int, answer: Tree) -> list[np.ndarray]:
             there, gone = self.questions[i]["survivors"], self.questions[i]["dropped"]
@@ -363,14 +361,14 @@ class SecureServer:
         return Total(tree.unflatten(leaves, self.masked.structure), weight, ids, self.masked.dtypes)
 
     def _survived(self, numbers: np.ndarray, p: int, seed: bytes) -> None:
-        """Take off a survivor's own mask."""
+        """Remove a survivor's own mask."""
         client = int(self.ids[p])
         if commitment(self.tag, seed, client) != self.commitments[client]:
             raise SecureError("shares of its seed were altered")
         add_mask(numbers, self_key(self.tag, seed, client), subtract=True)
 
     def _dropped(self, numbers: np.ndarray, p: int, secret: bytes) -> None:
-        """Take off what survivors added and subtracted for one who dropped out."""
+        """Remove the pairwise masks between survivors and a client that dropped out."""
         public, client = self.public[p, 1].tobytes(), int(self.ids[p])
         if public_key(secret) != public:
             raise SecureError("shares of its key were altered")

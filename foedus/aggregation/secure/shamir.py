@@ -7,8 +7,8 @@ at i (Shamir, "How to share a secret", 1979):
     f(x) = s + a_1 x + ... + a_(t-1) x^(t-1) mod p
     s = sum_i f(x_i) prod_(j != i) x_j / (x_j - x_i) mod p
 
-from any t values. Fewer tell nothing: whatever the secret, they are uniform. That holds in any
-field with more elements than holders, so a small one does: products of two elements fit into 64
+from any t values. Fewer values reveal nothing: whatever the secret, they are uniform. That holds in
+any field with more elements than holders, so a small one does: products of two elements fit into 64
 bits, and NumPy works on all holders and numbers at a time.
 """
 
@@ -25,12 +25,12 @@ P = 2**31 - 1
 SECRET, LIMBS, _BITS = 32, 9, 30
 
 Entropy = Callable[[int], bytes]
-"""So many random bytes, as `os.urandom` gives them."""
+"""Returns this number of random bytes, like `os.urandom`."""
 
 
 def split(secrets: Sequence[bytes], threshold: int, holders: int, entropy: Entropy) -> np.ndarray:
-    """Shares (holders, secrets, 9) of secrets of 32 bytes; any `threshold` of them give the secrets
-    back.
+    """Shares (holders, secrets, 9) of secrets of 32 bytes; any `threshold` of them rebuild the
+    secrets.
     """
     limbs = np.array([_limbs(s) for s in secrets], np.uint64).reshape(-1)
     coefficients = _uniform((threshold - 1) * len(limbs), entropy).reshape(
@@ -42,7 +42,7 @@ def split(secrets: Sequence[bytes], threshold: int, holders: int, entropy: Entro
 def combine(points: np.ndarray, shares: np.ndarray) -> bytes:
     """The secret from shares (t, 9) of the holders at these points.
 
-    Shares that were altered give another one, or an error.
+    Altered shares give another secret, or an error.
     """
     weights = np.frombuffer(_weights(np.asarray(points, np.uint64).tobytes()), np.uint64)
     limbs = (weights[:, None] * shares.astype(np.uint64) % P).sum(0) % P
@@ -58,9 +58,7 @@ def _limbs(secret: bytes) -> list[int]:
 
 
 def _uniform(count: int, entropy: Entropy) -> np.ndarray:
-    """Numbers below p, exactly uniform: of 31 random bits, the one value that is p is drawn
-    again.
-    """
+    """Numbers below p, exactly uniform: 31 random bits, drawn again if they equal p."""
     numbers = np.frombuffer(entropy(4 * count), np.uint32) & P
     while (again := numbers == P).any():
         numbers[again] = np.frombuffer(entropy(4 * int(again.sum())), np.uint32) & P

@@ -5,60 +5,60 @@ with double masking; for many clients on the random graph of Bell et al., CCS 20
 (`foedus.aggregation.secure.graph`). Client u turns its reply into integers x_u
 (`foedus.aggregation.secure.fixedpoint`) and sends, modulo 2^32 or 2^64,
 
-    y_u = w_u x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of
+    y_u = w_u x_u + PRG(b_u) + sum over neighbors v > u of PRG(s_uv) - sum over neighbors v < u of
     PRG(s_uv)
 
-s_uv is what u and v agree on by X25519, so that these masks cancel in the sum; b_u is u's own. Both
-u's secret mask key and b_u are shared among u and its neighbours
-(`foedus.aggregation.secure.shamir`), t shares rebuilding them. Four messages go each way:
+s_uv is the shared secret of u and v by X25519, so these masks cancel in the sum; b_u is known to u
+only. Both u's secret mask key and b_u are shared among u and its neighbors
+(`foedus.aggregation.secure.shamir`); t shares rebuild them. Four messages go each way:
 
     advertise   offer: session, round, exchange, settings   -> two X25519 public keys
-    share       the neighbours' public keys                 -> a box of shares for each neighbour;
+    share       the neighbors' public keys                  -> a box of shares for each neighbor;
                                                                SHA-256 of b_u
-    mask        the boxes from the neighbours               -> y_u, in the form of the reply
-    unmask      which neighbours survived or dropped out    -> shares of b_v of survivors, of the
+    mask        the boxes from the neighbors                -> y_u, in the form of the reply
+    unmask      which neighbors survived or dropped out    -> shares of b_v of survivors, of the
                                                                mask key of the others
 
-The server subtracts PRG(b_u) of those whose y_u came, and the pairwise masks between them and those
-who dropped out after `share`. Whatever is rebuilt is checked against its public key or its SHA-256
-before use. PRG is AES-256 in counter mode under a key that is used once; keys come from
-HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound to a tag, the
-SHA-256 of session, round, exchange, number of clients, weights, settings and question; and to
+The server subtracts PRG(b_u) of the clients whose y_u arrived, and the pairwise masks between them
+and the clients that dropped out after `share`. Every rebuilt secret is checked against its public
+key or its SHA-256 before use. PRG is AES-256 in counter mode under a key that is used once; keys
+come from HKDF-SHA256, boxes are AES-256-GCM. Every derivation, box and signature is bound to a tag,
+the SHA-256 of session, round, exchange, number of clients, weights, settings and question; and to
 sender and receiver. Randomness is the operating system's.
 
-Weights are public: integers (rows, or 1) that the server knows anyway. A client multiplies by
-its own, which it does not take from the server, so that the server cannot make one reply stand out.
+Weights are public: integers (rows, or 1) that the server knows anyway. A client multiplies by its
+own weight, not by one that the server sends, so the server cannot single out a reply.
 
-What is protected, against whom. An honest-but-curious server, together with fewer than t clients of
-any neighbourhood, learns the sum over the survivors, who took part, their weights and the shapes of
-replies. On the random graph this holds but for a probability of 2^-40, if at most a tenth of the
-clients collude; the server draws the graph, and is trusted to draw it at random.
+Protection. An honest-but-curious server, together with fewer than t clients of any neighborhood,
+learns only the sum over the survivors, who took part, their weights and the shapes of replies. On
+the random graph this holds except with probability 2^-40, if at most a tenth of the clients
+collude; the server draws the graph, and is trusted to draw it at random.
 
-Of a server that deviates, clients refuse: another tag (a replay from another session, round or
-exchange, or other settings); a question that is not the one of the tag, which is how a server could
-tell one client from the others: it would have all others reply nothing, by a step of size 0, say
-(Pasquini, Francati and Ateniese, "Eluding secure aggregation in federated learning via model
-inconsistency", CCS 2022); a key list without their own keys as they are, with a key or a client
-twice, or with too few or too many clients; boxes that were altered or come from elsewhere; an
-unmask request that names a client as both survivor and dropped out, that names others than those
-whose masks were used or leaves some out, that calls the client itself dropped out, that leaves
-fewer than t survivors, or that comes a second time. To be told by some that u survived and by
-others that it dropped out, and so to get both secrets of u, takes 2 t - m or more colluding clients
-among u's m holders: with threshold 2/3, a third of them.
+If a server deviates, clients refuse: another tag (a replay from another session, round or exchange,
+or other settings); a question other than that of the tag, by which a server could isolate one
+client: all others would reply nothing, for example with a step of size 0 (Pasquini, Francati and
+Ateniese, "Eluding secure aggregation in federated learning via model inconsistency", CCS 2022); a
+key list in which their own keys are absent or changed, with a duplicate key or client, or with too
+few or too many clients; boxes that were altered or come from another sender; an unmask request that
+names a client as both survivor and dropped out, whose clients are not exactly those whose masks
+were used, that names the client itself as dropped out, that leaves fewer than t survivors, or that
+comes a second time. To get both secrets of u, by telling some holders that u survived and others
+that it dropped out, the server needs 2 t - m or more colluding clients among u's m holders: with
+threshold 2/3, a third of them.
 
-What is not protected. The sum itself: with two survivors, each knows the other's reply, and two
-rounds (or one that is run twice) whose clients differ by one show that one's reply; differential
-privacy is for that (`foedus.aggregation.dp.distributed`). The result, against clients who send
+Not protected: the sum itself. With two survivors, each knows the other's reply, and two rounds (or
+one that is repeated) whose clients differ by one reveal that client's reply; use differential
+privacy against this (`foedus.aggregation.dp.distributed`). The result, against clients that send
 wrong numbers or wrong shares: they can spoil a round. A reply, against a server that invents
-clients or their keys: for that, give `sign` and `verify` (for Ed25519,
-`foedus.aggregation.secure.primitives.verifier`), and keys must be signed by those to whom they are
-said to belong. A reply, against a server that tells every client another story of who has shared
-keys and who dropped out, together with about an eighth of a neighbourhood (threshold 2/3): the
-signatures by which survivors agree on one story in the variant of Bonawitz et al. against active
-adversaries are not part of this. Nor is secrecy on the way: use TLS.
+clients or their keys: pass `sign` and `verify` (for Ed25519,
+`foedus.aggregation.secure.primitives.verifier`), and keys must be signed by their owners. A reply,
+against a server that tells clients different lists of who has shared keys and who dropped out, and
+colludes with about an eighth of a neighborhood (threshold 2/3): the signatures with which survivors
+agree on one list, in the variant of Bonawitz et al. against active adversaries, are not
+implemented. The messages on the network: use TLS.
 
-What it costs: replies are dense, of 4 or 8 bytes a number, and every client does two key agreements
-a neighbour.
+Cost: replies are dense, 4 or 8 bytes a number, and every client makes two key agreements with each
+neighbor.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ __all__ = [
 
 @dataclass
 class Phase:
-    """What one phase sends: bytes as encoded, and messages of clients."""
+    """The traffic of one phase: encoded bytes, and messages of clients."""
 
     up: int = 0
     down: int = 0
@@ -103,8 +103,8 @@ class Phase:
 
 @dataclass(eq=False)
 class Outcome:
-    """The sum, what it cost by phase, the seconds (of computing) of all clients together and of the
-    server, and who was left out, and why.
+    """The sum, the cost by phase, the seconds of computation of all clients together and of the
+    server, and the clients that were left out, with reasons.
     """
 
     total: Total
@@ -122,13 +122,13 @@ class Outcome:
 
 
 Ask = Callable[[str, dict[int, Tree]], Iterable[tuple[int, Tree]]]
-"""Sends the questions of a phase to clients and yields their answers as they arrive; an error in
-place of an answer is the reason why there is none.
+"""Sends the questions of a phase to clients and yields their answers as they arrive, with an
+exception in place of a missing answer.
 """
 
 
 def conduct(server: SecureServer, ask: Ask) -> Total:
-    """All phases, from the side of the server."""
+    """All phases, at the server."""
     adverts = dict(ask("advertise", dict.fromkeys(server.alive, server.offer())))
     shares = dict(ask("share", server.keys(adverts)))
     for client, masked in ask("mask", server.boxes(shares)):
@@ -137,7 +137,7 @@ def conduct(server: SecureServer, ask: Ask) -> Total:
 
 
 def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
-    """The same, and `phases` says what is sent."""
+    """The same; `phases` receives the traffic."""
 
     def asking(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
         cost = phases.setdefault(phase, Phase())
@@ -152,9 +152,9 @@ def counted(ask: Ask, phases: dict[str, Phase]) -> Ask:
 
 
 class Simulated:
-    """Clients in this process that really run their side of the protocol.
+    """Clients in this process that run the whole protocol.
 
-    `seconds` is the time that all of them have computed.
+    `seconds` is their total time of computation.
 
     Args:
         replies: Yields the replies of the clients that are asked, in any order.
@@ -203,16 +203,16 @@ def aggregate(
     exchange: int = 0,
     noise: Noise | None = None,
 ) -> Outcome:
-    """All phases in this process: to see what they cost, and what comes out.
+    """All phases in this process, for their cost and result.
 
-    replies: of clients 0, 1, ..., or by id. weights: theirs, in the same order; 1 by default.
-    dropouts: {phase: ids} of those who do not answer from that phase on.
+    replies: of clients 0, 1, ..., or by id. weights: in the same order; 1 by default. dropouts:
+        {phase: ids} of the clients that stop answering in that phase.
     """
     config = SecureAggregation() if config is None else config
     replies = dict(replies.items() if isinstance(replies, Mapping) else enumerate(replies))
     dropouts = {phase: set(ids) for phase, ids in (dropouts or {}).items()}
     if wrong := set(dropouts) - set(PHASES):
-        raise ConfigError(f"dropouts: {sorted(wrong)[0]!r} is no phase; use {', '.join(PHASES)}")
+        raise ConfigError(f"dropouts: {sorted(wrong)[0]!r} is not a phase; use {', '.join(PHASES)}")
     weight = dict(zip(replies, [1] * len(replies) if weights is None else weights, strict=True))
     phases: dict[str, Phase] = {}
     began = time.process_time()

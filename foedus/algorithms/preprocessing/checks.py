@@ -1,4 +1,5 @@
-"""What is wrong with an untrusted client's reply to a step of a fit, if anything."""
+"""Checks of untrusted clients' replies to the steps of a fit: the reason of a rejection, or
+None."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def wrong_bins(reply: Tensor) -> str | None:
 
 
 def wrong_strings(strings: Collection[bytes], columns: int) -> str | None:
-    """What is wrong with texts behind places of columns, if anything."""
+    """The reason why texts, each after the index of its column, are invalid, or None."""
     count: Counter[int] = Counter()
     for text in strings:
         place = int.from_bytes(text[:2], "little")

@@ -11,19 +11,19 @@ from torch import Tensor
 
 DIGIT, LEVELS = 7, 9
 BINS = 1 << DIGIT
-"""Of the search for an order statistic: 63 of the 64 bits of a number, 7 at a time."""
+"""The search for an order statistic: 63 of the 64 bits of a number, 7 at a time."""
 
 OCTAVES, MAGNITUDES, SMALLEST = 8, 32, -126
 """Magnitudes are 2^SMALLEST, and 2^OCTAVES more in each of the bins."""
 
 MOST_CELLS = 6
-"""Of a column at a time: the neighbors of three quantiles."""
+"""Searches of a column at a time: the two neighbors of three quantiles."""
 
 LONGEST_TEXT = 1000
 """Bytes of a category."""
 
 UNIT = 2.0**-28
-"""What 1 is in a sum under secure aggregation: a step of its fixed-point numbers."""
+"""The unit of integers in a sum under secure aggregation: a step of its fixed-point numbers."""
 
 PARTS = 6
 _SHIFT, _BLIND = 17, 1 << 14
@@ -33,10 +33,10 @@ _BASE = 2.0**_SHIFT
 def blinded(values: np.ndarray, count: int = PARTS) -> Tensor:
     """Numbers of at most 2^31 in size as parts, (..., count), for an exact sum in fixed point.
 
-    Part k is digit k to the base 2^17, times UNIT. Digits of single numbers could be found from
-    sums of digits, so that a random number of up to 2^14 is added to each but the last, and taken
-    off again from the next: the sums of the parts tell the sum of the numbers, and of sums of
-    digits nothing but with a chance of one in 2^14 for each client.
+    Part k is digit k to the base 2^17, times UNIT. Sums of digits could reveal digits of single
+    numbers, so a random number below 2^14 is added to each part but the last, and subtracted again
+    from the next: the parts then reveal the sum of the numbers, and sums of digits only with
+    probability 2^-14 for each client.
     """
     rest, carry, found = np.asarray(values, np.float64), np.zeros(np.shape(values)), []
     for _ in range(count - 1):
@@ -49,9 +49,9 @@ def blinded(values: np.ndarray, count: int = PARTS) -> Tensor:
 
 
 def joined(parts: Tensor) -> np.ndarray:
-    """The numbers of sums of such parts; of a single part, itself.
+    """The numbers that sums of such parts stand for; a single part is the number itself.
 
-    Exact: what was added at random is far larger than what is left when it cancels.
+    Exact, although the random terms that cancel are far larger than the result.
     """
     if parts.shape[-1] == 1:
         return parts[..., 0].double().numpy()
@@ -60,7 +60,7 @@ def joined(parts: Tensor) -> np.ndarray:
 
 
 def exactly_joined(parts: Tensor) -> list[Fraction]:
-    """The numbers of sums of such parts, one after the other, without any rounding."""
+    """The same, one number after the other, without rounding."""
     count = parts.shape[-1]
     steps = np.rint(parts.double().numpy() / UNIT).reshape(-1, count)
     whole = (
@@ -71,8 +71,8 @@ def exactly_joined(parts: Tensor) -> list[Fraction]:
 
 
 def magnitudes(size: np.ndarray) -> Tensor:
-    """Numbers that are not negative, by their magnitude: a 1 for each power of 2^OCTAVES up to
-    theirs, so that averages tell how many have reached it, and medians which one the middle has.
+    """One-hot-like codes of the magnitudes of non-negative numbers: a 1 for each power of 2^OCTAVES
+    up to the number, so averages give the fraction that reach it, and medians the median magnitude.
     """
     size = np.nan_to_num(size)
     exponent = np.where(size > 0, np.frexp(size)[1] - SMALLEST, 0)
@@ -87,7 +87,7 @@ def bound(share: np.ndarray) -> np.ndarray:
 
 
 def ordered(x: np.ndarray) -> np.ndarray:
-    """Bits of numbers (uint64) in the order of the numbers; -0 is 0."""
+    """Bits of numbers (uint64), which sort like the numbers; -0 is 0."""
     bits = (x + 0.0).view(np.int64)
     return (bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.uint64) ^ np.uint64(1 << 63)
 
@@ -116,5 +116,5 @@ def histogram(key: np.ndarray, there: np.ndarray, prefix: np.ndarray, level: int
 
 
 def known_bounds() -> np.ndarray:
-    """All that `bound` can give."""
+    """All values that `bound` can return."""
     return np.ldexp(1.0, OCTAVES * np.arange(1, MAGNITUDES + 1) + SMALLEST)

@@ -3,13 +3,14 @@
 Every exchange is a sum or an average over clients, or a union of texts, so that secure aggregation
 and robust means apply to it as to any other, and every byte is counted.
 
-- Survey: how many rows of a column have a value, and below which power of 2^8 values are in size.
+- Survey: how many rows of a column have a value, and the power of 2^8 that bounds their magnitude.
 - Moments: the sums of x / b and of ((x - c) / 2b)^2, b by the survey, c the mean.
-- Order statistics: the bits of numbers, in order, are digits to the base 128. The server asks how
-  many rows have which next digit, and takes the one in which the rank lies, nine times.
+- Order statistics: a binary key that sorts like the numbers is read as digits to the base 128. Nine
+  times, the server asks for the counts of the next digit, and takes the digit that contains the
+  rank.
 
 Means and standard deviations are those of the pooled rows up to rounding, under secure aggregation
-as well (`encoding.blinded`). Order statistics are exact but for the last bit.
+as well (`encoding.blinded`). Order statistics are exact except for the last bit.
 """
 
 from __future__ import annotations
@@ -49,20 +50,21 @@ _HUGE = 1e150
 
 @dataclass(frozen=True)
 class FitPreprocessing(Algorithm):
-    """Fits a `Preprocessor` to the raw rows of all clients before the first round, when everybody
-    is asked and nothing is late; `foedus.prepare` runs it.
+    """Fits a `Preprocessor` to the raw rows of all clients before the first round, with full
+    participation and without delays; `foedus.prepare` runs it.
 
     Args:
         columns: The columns of the table.
-        texts: Those of them that hold text.
-        known: Categories that are given in advance, by column; those of others are found.
+        texts: The columns that hold text.
+        known: Categories that are given in advance, by column; those of other columns are
+            collected.
         ranges: (column, least, largest) value, for each column of numbers or none; values beyond
-            are taken as the nearest. They are needed where noise is added.
+            are clipped to it. Ranges are required if noise is added.
         scale, impute, encode, clip: As for `foedus.load`.
         sums: Clients send sums over their rows, for secure aggregation; otherwise averages over
             their rows, which are averaged by rows.
-        doubt: Leave out clients whose means or spreads are a thousand times farther off than
-            usual, where single replies are seen.
+        doubt: Leave out clients whose means or spreads are outliers by a factor of a thousand, if
+            single replies are visible.
     """
 
     columns: Annotated[tuple[str, ...], MinLen(1)]
@@ -101,7 +103,7 @@ class FitPreprocessing(Algorithm):
 
     @property
     def numbers(self) -> list[int]:
-        """The places of columns that hold numbers."""
+        """The indices of columns that hold numbers."""
         return [i for i, name in enumerate(self.columns) if name not in self.texts]
 
     @property
@@ -116,7 +118,7 @@ class FitPreprocessing(Algorithm):
 
     @property
     def limits(self) -> np.ndarray:
-        """Least and largest values of the columns of numbers, where they are given."""
+        """Minima and maxima of the columns of numbers, if they are given."""
         given = {name: (low, high) for name, low, high in self.ranges}
         return np.array([given[self.columns[i]] for i in self.numbers]).reshape(-1, 2).T
 
@@ -145,7 +147,7 @@ class FitPreprocessing(Algorithm):
 
     @client_step(batch="loop")
     def strings(self, client: Client, rows: int, columns: list[str]) -> tuple[Tree, None]:
-        """The texts of some columns, each behind the place of its column."""
+        """The texts of some columns, each after the index of its column."""
         assert isinstance(client.spec, RawSpec)
         for name in columns:
             if name not in self.asked:
@@ -164,8 +166,8 @@ class FitPreprocessing(Algorithm):
 
     @client_step(batch="whole")
     def survey(self, client: Client) -> tuple[Tree, None]:
-        """How many rows have a value, by column, or lack a text; the magnitude of the largest; and
-        what "auto" looks at.
+        """The number of rows with a value or with a missing text, by column; the largest magnitude;
+        and the statistics that "auto" needs.
         """
         x, count = self._rows(client, self.numbers)
         texts, _ = self._rows(client, [self.columns.index(name) for name in self.texts])
@@ -201,8 +203,8 @@ class FitPreprocessing(Algorithm):
         return {"sum": total, "present": self._share(present, count)}, None
 
     def _check_moment(self, center: np.ndarray, bound: np.ndarray, power: int) -> None:
-        """Refuse what would ask for more than sums and sums of squares: a weight for each row, or a
-        bound at which values overflow or are clipped.
+        """Refuse requests that would reveal more than sums and sums of squares: a weight for each
+        row, or a bound at which values overflow or are clipped.
         """
         shape = (len(self.numbers),)
         if power not in (1, 2) or center.shape != shape or bound.shape != shape:
@@ -249,7 +251,7 @@ class FitPreprocessing(Algorithm):
         return state
 
     def preprocessor(self, state: State) -> Preprocessor:
-        """What was fitted."""
+        """The fitted preprocessor."""
         found = unions.read_list(state.strings)
         by_column: dict[str, list[str]] = {name: [] for name in self.texts}
         for text in sorted(found):

@@ -1,4 +1,4 @@
-"""The server's side of fitting a preprocessing: what is asked, and what constants follow."""
+"""The server's side of fitting a preprocessing: the exchanges, and the constants that follow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CONSTANTS = ("fill", "shift", "divisor")
 
 _FAR = 1000
-"""How many usual distances from the others a client's mean or spread may be."""
+"""The largest distance of a client's mean or spread from the median, in median distances."""
 
 
 class Fitting:
@@ -105,8 +105,8 @@ class Fitting:
     def _total(
         self, step: Callable, check: Callable[[Any], str | None], **sent: Tree
     ) -> tuple[Tree, Replies | None]:
-        """What clients reply to a step, over the rows of all who answer; and each reply, where it
-        is looked at and single ones are seen. check: what is wrong with an untrusted one.
+        """The replies to a step, over the rows of all clients that answer; and each single reply,
+        if it is needed and visible. check: returns why an untrusted reply is invalid.
         """
         if self.recipe.sums:
             total = self.clients.sum(step, **sent)
@@ -124,13 +124,13 @@ class Fitting:
 
     def _survey(self) -> dict[str, Tensor]:
         seen, _ = self._total(self.recipe.survey, wrong_survey)
-        self.present = np.clip(seen["present"].double().numpy(), 0, 1)  # noise may have left it
+        self.present = np.clip(seen["present"].double().numpy(), 0, 1)  # noise may leave it
         if "magnitudes" in seen:
             self.limit = bound(seen["magnitudes"].double().numpy())
         return seen
 
     def _leave_out(self, bad: dict[int, str]) -> None:
-        """Go on without these clients."""
+        """Continue without these clients."""
         self.refused |= bad
         for i, why in bad.items():
             warnings.warn(f"client {i} is left out of the fit: {why}", stacklevel=2)
@@ -166,7 +166,7 @@ class Fitting:
         elif impute == "median":
             fill = np.where(there, self._quantiles([0.5], self.zero + np.nan)[0], 0.0)
         shift = divisor = None
-        if scale == "standard":  # of the rows once they are filled in
+        if scale == "standard":  # of the imputed rows
             part = np.where(holes, 1 - self.present, 0.0)
             shift = (1 - part) * mean + part * fill
             squares = (1 - part) * (spread**2 + (mean - shift) ** 2) + part * (fill - shift) ** 2
@@ -181,7 +181,7 @@ class Fitting:
         return State(zip(CONSTANTS, tensors, strict=True), scaling=scale)
 
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the values that there are."""
+        """Mean and standard deviation of the values that are present."""
         while True:
             middle, near, least = self.zero, self.limit, self.zero
             if self.recipe.ranges:
@@ -192,7 +192,7 @@ class Fitting:
             center = mean = middle + mean
             if self.recipe.ranges:  # noise may have left them
                 center = mean = np.clip(mean, *self.recipe.limits)
-            if self.recipe.doubt and means:  # that no client moves alone
+            if self.recipe.doubt and means:  # so that no single client can move it
                 center = _median(middle + np.array(list(means.values())))
             square, squares = self._moment(2, center, 2 * near)
             bad = self._implausible(means, squares) if self.recipe.doubt else {}
@@ -204,8 +204,8 @@ class Fitting:
     def _moment(
         self, power: int, center: np.ndarray, limit: np.ndarray
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """The mean of (x - center)^power over the values that there are; and of each client, where
-        single replies are seen.
+        """The mean of (x - center)^power over the values that are present; and for each client, if
+        single replies are visible.
         """
 
         def value(reply: dict[str, Tensor]) -> np.ndarray:
@@ -221,10 +221,10 @@ class Fitting:
     def _implausible(
         self, means: dict[int, np.ndarray], squares: dict[int, np.ndarray]
     ) -> dict[int, str]:
-        """Clients whose rows cannot be like those of most others, and why.
+        """Clients whose rows are outliers, with the reason.
 
-        By medians over clients: with fewer than three that have a value, or where most have one and
-        the same constant, nothing can be said of a column.
+        Judged by medians over clients. A column is skipped if fewer than three clients have a
+        value, or if most have the same constant.
         """
         ids = sorted(means.keys() & squares.keys())
         if len(ids) < 3:
@@ -249,8 +249,8 @@ class Fitting:
         return found
 
     def _quantiles(self, where: list[float], fill: np.ndarray) -> np.ndarray:
-        """Quantiles of the values that there are, (quantiles, columns), between two neighbors in
-        proportion; what is missing counts as `fill`, if that is a number.
+        """Quantiles of the values that are present, (quantiles, columns), interpolated between two
+        neighbors; missing values count as `fill`, if that is a number.
         """
         count = np.rint(np.where(np.isnan(fill), self.present, 1.0) * self.rows)
         place = np.array(where)[:, None] * np.maximum(count - 1, 0)

@@ -1,4 +1,4 @@
-"""What a site has given so far, over all runs, in one file that survives restarts.
+"""What a site has released so far, over all runs, in one file that survives restarts.
 
 Exchanges and evaluations by day, the privacy that was spent, and for which sets of clients a
 question was answered. Every entry is on disk before the answer leaves.
@@ -26,7 +26,7 @@ create table if not exists sums (client integer, question text, clients text,
 
 
 class RefusedError(FoedusError):
-    """What this site does not do, by its own policy."""
+    """A request that the policy of this site refuses."""
 
 
 class Account:
@@ -52,7 +52,7 @@ class Account:
             ) from error
 
     def count(self, kind: str, limit: int) -> None:
-        """One more of these today; refused beyond the limit."""
+        """Count one more request of a kind today; raises beyond the limit."""
         day = datetime.datetime.now(datetime.UTC).date().isoformat()
         with self._open() as db:
             row = db.execute("select count from days where day = ? and kind = ?", (day, kind))
@@ -64,7 +64,8 @@ class Account:
     def spend(
         self, cohort: str, probability: float, noise: float, epsilon: float, delta: float
     ) -> None:
-        """One more exchange of a round; refused if all that was released would cost more."""
+        """Count one more exchange of a round; raises if the total privacy loss would exceed the
+        budget."""
         from foedus.aggregation.dp.accounting import epsilon as cost
         from foedus.aggregation.dp.distributed import APART
 

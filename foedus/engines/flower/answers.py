@@ -1,7 +1,6 @@
-"""Answers of a site, checked by the server that has asked: whose they are, to what, and in numbers
-that can be.
+"""Answers of a site, checked by the server: the sender, the question, and the ranges of numbers.
 
-The bodies are checked where the form of replies is known (`foedus.engines.flower.session`).
+Bodies are checked later, when the form of replies is known (`foedus.engines.flower.session`).
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ MOST_ROWS = 2**40
 
 
 class PlainRefusedError(ReplyError):
-    """A site that does not send in the clear what it is asked for."""
+    """A site refuses to send this reply in the clear."""
 
 
 def header_of(answer: Message | str) -> dict[str, Any]:
-    """The header of an answer; what a site, or the connection, reports as an error is raised."""
+    """The header of an answer; raises errors that a site or the connection reports."""
     if isinstance(answer, str):
         raise ReplyError(answer)
-    said = messages.header(answer)
-    if "error" in said:
-        kind = PlainRefusedError if said.get("refused") == "plain" else ReplyError
-        raise kind(messages.shown(said["error"]))
-    return said
+    header = messages.header(answer)
+    if "error" in header:
+        kind = PlainRefusedError if header.get("refused") == "plain" else ReplyError
+        raise kind(messages.shown(header["error"]))
+    return header
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The answers of the clients of a node: encoded replies, those who have lost their state, and
-    errors of single clients.
+    """The answers of the clients of a node: encoded replies, clients that have lost their state,
+    and errors of single clients.
     """
 
     replies: dict[int, bytes]
@@ -52,14 +51,14 @@ class Parts:
 
 
 def read_parts(answer: Message, mine: list[int], asked: dict[str, Any]) -> Parts:
-    """What an answer has for each of the node's own clients; `asked` is what they were asked."""
-    said = header_of(answer)
+    """The entries of an answer for each of the node's clients; `asked` is the question."""
+    header = header_of(answer)
     for name in ("round", "exchange", "phase"):
-        given, due = said.get(name), asked.get(name)
+        given, due = header.get(name), asked.get(name)
         if type(given) is not type(due) or given != due:
             raise ReplyError(f"its answer is for {name} {messages.shown(given)}, not {due}")
-    parts = messages.cut(messages.body(answer), said.get("lengths"))
-    ids, lost, errors = said.get("ids"), said.get("lost", []), said.get("errors", {})
+    parts = messages.cut(messages.body(answer), header.get("lengths"))
+    ids, lost, errors = header.get("ids"), header.get("lost", []), header.get("errors", {})
     if not own_clients(ids, mine) or not own_clients(lost, mine) or set(ids) & set(lost):
         raise ReplyError("its answer names clients that it was not asked for")
     if len(ids) != len(parts) or not isinstance(errors, dict):
@@ -69,7 +68,7 @@ def read_parts(answer: Message, mine: list[int], asked: dict[str, Any]) -> Parts
 
 
 def own_clients(ids: Any, mine: Collection[int]) -> TypeGuard[list[int]]:
-    """Whether these are numbers of the node's own clients, each once."""
+    """Whether these are ids of the node's clients, without duplicates."""
     return (
         isinstance(ids, list)
         and all(type(i) is int and i in mine for i in ids)
@@ -82,10 +81,10 @@ def read_sums(
     wanted: SiteSums | None = None,
 ) -> tuple[list[int], dict[str, Tensor]]:  # fmt: skip
     """Clients, and the sums over their test rows: rows, loss, and hits or squared errors; as
-    "sums.NAME" also those that metrics need, if they are wanted.
+    "sums.NAME" also the sums for metrics, if they are requested.
     """
-    said = header_of(answer)
-    ids, sums = said.get("ids"), said.get("sums")
+    header = header_of(answer)
+    ids, sums = header.get("ids"), header.get("sums")
     score = "hits" if classes else "error"
     if not own_clients(ids, mine):
         raise ReplyError("its ids are not those of its own clients")
@@ -105,7 +104,7 @@ def read_sums(
     if wanted is None:
         return ids, found
     assert not isinstance(answer, str)
-    parts = messages.cut(messages.body(answer), said.get("lengths"))
+    parts = messages.cut(messages.body(answer), header.get("lengths"))
     if len(parts) != len(ids):
         raise ReplyError(f"its answer has {len(parts)} sums for metrics of {len(ids)} clients")
     each = [
@@ -120,13 +119,13 @@ def read_sums(
 
 def read_score(answer: Message | str, classes: int | None) -> tuple[int, float]:
     """Test rows of a site, and the accuracy or the mean squared error of a model on them."""
-    said = header_of(answer)
-    rows, name = said.get("rows"), "hits" if classes else "squares"
+    header = header_of(answer)
+    rows, name = header.get("rows"), "hits" if classes else "squares"
     if type(rows) is not int or not 0 <= rows <= MOST_ROWS:
         raise ReplyError(f"its answer cannot be read: rows={messages.shown(rows)}")
     if not rows:
         return 0, math.nan
-    total = said.get(name)
+    total = header.get(name)
     if not _number(total) or not 0 <= total <= (rows if classes else math.inf):
         raise ReplyError(
             f"its answer cannot be read: {name}={messages.shown(total)} with {rows} rows"
@@ -135,7 +134,7 @@ def read_score(answer: Message | str, classes: int | None) -> tuple[int, float]:
 
 
 def seconds_of(answer: Message | str) -> float:
-    """How long a site says that it has worked; 0 for what cannot be."""
+    """The computing time that a site reports; 0 if it is invalid."""
     with contextlib.suppress(FoedusError):
         if not isinstance(answer, str):
             seconds = messages.header(answer).get("seconds")

@@ -1,8 +1,8 @@
 """The log of a site: who asked what, what was answered or refused, and why.
 
 One JSON object a line, appended and never rewritten. Each line has the SHA-256 of the line before
-it, so that a line that was changed or taken out afterwards is found (`read`). A line that was cut
-short, because the process was killed while it wrote, stays as it is, and the next one says so.
+it, so a line that was changed or removed later is detected (`read`). A line that was truncated,
+because the process was killed while it wrote, stays as it is, and the next line records that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _START = "0" * 64
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Add a line. The file and its folder are for this user alone."""
+    """Add a line. The file and its folder are readable by this user only."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with FileLock(f"{path}.lock", mode=0o600):
         before, cut = _last(path)
@@ -62,11 +62,11 @@ def _hash(line: bytes) -> str:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries, oldest first; a line that was cut short as `{"cut": what there is of it}`.
+    """The entries, oldest first; a truncated line as `{"cut": its text}`.
 
     Raises CheckpointError at the first line that does not follow from the one before it.
     """
-    before, cut = _START, None  # a line that is no entry, until the next one says that it was cut
+    before, cut = _START, None  # an invalid line, until the next one records that it was truncated
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             entry = _entry(line)

@@ -1,13 +1,13 @@
-"""The side of the site: a Flower ClientApp that answers for the clients whose rows it has.
+"""The site: a Flower ClientApp that answers for the clients whose rows it has.
 
-Every message is a new process. What a client must remember lives in Flower's `context.state` (and,
-where the node has a `cache` folder, on its disk, so that it outlives the SuperNode), under the
-version of the exchange that made it: the server says which version it has seen an answer of, so
-that an answer that got lost is undone, and a state that is gone is noticed. What `prepare` makes of
-the rows is kept in the cache, under a checksum of rows and algorithm.
+Every message is a new process. Client states are kept in Flower's `context.state` (and, if the node
+has a `cache` folder, on its disk, so that they survive the SuperNode), under the version of the
+exchange that made them: the server sends the version of the last answer that it has received, so a
+lost answer is undone, and a lost state is noticed. The result of `prepare` is kept in the cache,
+under a checksum of rows and algorithm.
 
 The server is not trusted. Headers are checked by `foedus.engines.flower.questions`, updates of held
-values against the copies here, and a question that is refused changes nothing that is kept.
+values against the copies at the site, and a refused question changes no stored state.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class SiteApp(ClientApp):
         began, why, body = time.perf_counter(), "", b""
         header: dict[str, Any]
         asked: dict[str, Any] = {}
-        before = os.umask(0o077)  # whatever is written here derives from rows
+        before = os.umask(0o077)  # files written here derive from rows
         try:
             asked = messages.header(message)
             header, body = answer(message, asked, context, self.guard)
         except Exception as error:
-            header = {"error": told(error)[:_LONGEST_ERROR]}
+            header = {"error": error_text(error)[:_LONGEST_ERROR]}
             words = [f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e is not None]
             why = "; ".join(words)
             if isinstance(error, Plain):
@@ -107,12 +107,12 @@ class SiteApp(ClientApp):
             self.guard.log(**summary(message, asked, header, why), sent=len(body))
         elif why:
             print(f"not answered: {why}", file=sys.stderr, flush=True)
-        if not why:  # how long a refusal took could tell something of rows
+        if not why:  # the time of a refusal could reveal something about rows
             header["seconds"] = time.perf_counter() - began
         return Message(messages.content(header, body), reply_to=message)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The error message for the server: it may quote what the server sent, and nothing else."""
     if isinstance(error, DataError | CheckpointError) or not isinstance(error, FoedusError):
         where = "the rows or files of this site" if isinstance(error, FoedusError) else "this site"
@@ -123,7 +123,7 @@ def told(error: Exception) -> str:
 def summary(
     message: Message, asked: dict[str, Any], header: dict[str, Any], why: str
 ) -> dict[str, Any]:
-    """An entry of the site's log: who asked what, and what became of it.
+    """An entry of the site's log: who asked what, and the outcome.
 
     asked: the header of the message, empty if it cannot be read. header: that of the reply.
     """
@@ -139,7 +139,7 @@ def summary(
         entry["why"] = why[:_LONGEST_ERROR]
     elif header.get("errors"):
         entry["errors"] = {k: messages.shown(v) for k, v in header["errors"].items()}
-    plain = (bool, int, float, type(None))  # headers are not checked yet: anything may be there
+    plain = (bool, int, float, type(None))  # headers are not checked yet
     return {
         k: v if k == "errors" or isinstance(v, plain) else messages.shown(v)
         for k, v in entry.items()
@@ -165,10 +165,10 @@ def answer(
     if isinstance(question, Hello):
         if question.secure is not None or site.site is not None:
             Demands.of(site.config).greeting(question.secure)
-        said = site.hello()
+        greeting = site.hello()
         if question.metrics is not None:
-            said["measures"] = measures(question.metrics, site, guard)
-        return said, b""
+            greeting["measures"] = measures(question.metrics, site, guard)
+        return greeting, b""
     if isinstance(algorithm, Measure):
         check_metrics(algorithm.metrics, site, guard)
     demands = Demands.of(site.config)
@@ -220,13 +220,13 @@ def known_here(config: dict[str, Any], guard: Guard | None) -> dict[str, Algorit
             return guard.policy.own_algorithms()
         module, _, name = code.partition(":")
         return algorithms_in(module, name, f"code={code!r}")
-    except ConfigError as error:  # it names files of this site
+    except ConfigError as error:  # the error names files of this site
         raise DataError(str(error)) from error
 
 
 def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
-    """The algorithm of a run: the site's own if it has one of these settings, else built from the
-    settings alone.
+    """The algorithm of a run: the site's own if it has one with these settings, otherwise built
+    from the settings.
     """
     given = question.algorithm
     for algorithm in known.values():
@@ -249,7 +249,7 @@ def algorithm_of(question: Question, known: dict[str, Algorithm]) -> Algorithm:
 
 
 def around(algorithm: Algorithm, given: dict[str, Any]) -> list[Algorithm]:
-    """The algorithms that try the model of this one, as settings describe them."""
+    """The algorithms that evaluate the model of this one, as their settings describe."""
     if given.get("type") == Score.__name__:
         return [Score(algorithm)]
     if given.get("type") == Measure.__name__:
@@ -259,8 +259,8 @@ def around(algorithm: Algorithm, given: dict[str, Any]) -> list[Algorithm]:
 
 
 def check_fit(question: Question, algorithm: Algorithm) -> None:
-    """Refuse a fit of a preprocessing that takes one column for another, and sums in a form that is
-    not made for the aggregation.
+    """Refuse a fit of a preprocessing with mismatched columns, or with sums in a form that does not
+    fit the aggregation.
     """
     schema = question.schema
     if not isinstance(algorithm, FitPreprocessing | Measure) or schema is None:
@@ -280,7 +280,7 @@ def exchange(
     question: Step, body: bytes, site: Holding, memory: Memory, algorithm: Algorithm, step: str,
     guard: Guard | None = None,
 ) -> tuple[dict[str, Any], bytes]:  # fmt: skip
-    """Run a client step for the clients asked; those whose state is gone are named as lost.
+    """Run a client step for the clients asked; clients whose state is lost are named.
 
     In secure aggregation, replies are masked.
     """
@@ -289,13 +289,13 @@ def exchange(
         or hasattr(Algorithm, step)
         or not callable(getattr(type(algorithm), step, None))
     ):
-        raise ReplyError(f"{step!r} is no client step of {type(algorithm).__name__}")
+        raise ReplyError(f"{step!r} is not a client step of {type(algorithm).__name__}")
     masked = question.phase is not None
     bodies, parts = messages.split(
         messages.cut(body, question.lengths), question.groups, question.ids
     )
     if len(parts) != (len(question.ids) if masked else 0):
-        raise ReplyError(f"lengths: {len(parts)} parts of the body are for nobody, or too few")
+        raise ReplyError(f"lengths: {len(parts)} parts of the body do not fit the groups")
     demands = Demands.of(site.config)
     settings = demands.settings(question.secure) if masked else None
     session, lost, copies = opened(question, site, memory, algorithm)
@@ -318,7 +318,7 @@ def exchange(
             for some, reply, stacked in session.exchange(ask):
                 for n, i in enumerate(some.tolist()):
                     replies[i] = Replies(some, some, stacked=reply)[n] if stacked else reply
-        # after the step all the same: how long an answer takes must not tell who takes part
+        # run the step nevertheless: the response time must not reveal who takes part
         for i in away:
             replies[i] = tree.map(torch.zeros_like, dense(replies[i]))
             if session.remembers:
@@ -337,13 +337,13 @@ def exchange(
 
     site.keep_prepared(session)
     if masked:
-        weigh = question.weights == "rows"  # the site's own number, not one that the server gives
+        weigh = question.weights == "rows"  # the site's own number, not one from the server
         more = lambda i: (  # noqa: E731
             replies[i], int(session.train.sizes[places[i]]) if weigh else 1, hashes[i]
         )  # fmt: skip
         here = [part for i, part in zip(question.ids, parts, strict=True) if i not in lost]
         header, sent = phase(question, ids, here, site.config, site.cache, more)
-        keep(header["ids"])  # what is refused, also by the protocol, changes no state
+        keep(header["ids"])  # a refused question, also by the protocol, changes no state
         return {**header, "lost": sorted(lost)}, sent
     keep(ids)
     order = sorted(replies)
@@ -365,7 +365,7 @@ def received(
     session: LocalSession,
     copies: dict[int, dict[str, Tree]],
 ) -> Ask:
-    """What the clients that are here are asked, with their copies of held values brought up to
+    """The questions to the clients of this site, with their copies of held values brought up to
     date.
     """
     names, updates = question.held, []
@@ -375,7 +375,7 @@ def received(
     strange = set(names) - set(copies.get(ids[0], {})) if keeps else set()
     if strange:
         raise ReplyError(
-            f"held: {min(strange)!r} is no held value of {type(session.algorithm).__name__}"
+            f"held: {min(strange)!r} is not a held value of {type(session.algorithm).__name__}"
         )
     for members, body in zip(question.groups, bodies, strict=True):
         message = read_message(body)
@@ -406,12 +406,12 @@ def received(
 
 
 def read_message(body: bytes) -> dict[str, Tree]:
-    """What a group of clients is sent: arguments of the step, by name."""
+    """The message to a group of clients: arguments of the step, by name."""
     part = f"the part of {len(body)} bytes, by lengths, of the body"
     try:
         message = wire.decode(body)
     except WireError as error:
-        raise ReplyError(f"{part} is no message: {error}") from None
+        raise ReplyError(f"{part} is not a valid message: {error}") from None
     if not isinstance(message, dict):
         raise ReplyError(f"{part} must hold arguments by name, not a {type(message).__name__}")
     if checks.dense_size(message) > checks.MOST:
@@ -422,8 +422,8 @@ def read_message(body: bytes) -> dict[str, Tree]:
 def evaluate_own(
     question: EvaluateOwn, site: Holding, memory: Memory, algorithm: Algorithm
 ) -> tuple[dict[str, Any], bytes]:
-    """How the clients' own models do on their own test rows: sums; those that metrics need are in
-    the body.
+    """Scores of the clients' own models on their own test rows, as sums; the sums for metrics are
+    in the body.
     """
     if not algorithm.personal:
         raise ReplyError(f"algorithm: {type(algorithm).__name__} has no models of its clients' own")
@@ -450,7 +450,7 @@ def evaluate_own(
 
 
 def _rows_for(algorithm: Algorithm, site: Holding) -> Federation:
-    """The rows that an algorithm works on: to test, raw ones, or those to learn from."""
+    """The rows that an algorithm works on: test rows, raw rows, or training rows."""
     if isinstance(algorithm, Score | Measure):
         return site.tested()
     return site.raw() if algorithm.takes_raw else site.federation()
@@ -459,8 +459,8 @@ def _rows_for(algorithm: Algorithm, site: Holding) -> Federation:
 def opened(
     question: EvaluateOwn, site: Holding, memory: Memory, algorithm: Algorithm
 ) -> tuple[LocalSession, set[int], dict[int, dict[str, Tree]]]:
-    """A session on this node's clients, with what they remember; those that should remember
-    something and do not; held values.
+    """A session on this node's clients with their states; the clients whose state is lost; held
+    values.
     """
     site.check_ids(question.ids)
     fed = _rows_for(algorithm, site)

@@ -17,8 +17,8 @@ from foedus.engines.flower.policy import Policy
 from foedus.engines.flower.server import read_plan, train
 from foedus.errors import ConfigError, DataError
 
-PLAN = """# What is learnt, and from what: every site is checked against [data] before training
-# begins. All keys are explained in the documentation of foedus.engines.flower.server.
+PLAN = """# What to train, and on which columns: every site is checked against [data] before
+# training. All keys are explained in the documentation of foedus.engines.flower.server.
 
 [algorithm]
 type = "FedAvg"
@@ -53,16 +53,16 @@ patience = 120
 folder = "results"
 
 [server]
-listen = "{listen}"{space}# where sites reach it; operators use this machine itself
+listen = "{listen}"{space}# for sites; the operator works on this machine
 """
 
-POLICY = """# What the site {name} gives to whom. Only this site reads this file: check what stands
-# in it. All keys are explained in the documentation of foedus.engines.flower.policy.
+POLICY = """# What the site {name} may send to the server. Only this site reads this file: check
+# every entry. All keys are explained in the documentation of foedus.engines.flower.policy.
 
 [site]
 name = "{name}"
 client = {number}                            # another number for each site
-data = "{data}"                       # CSV or Parquet; or, in its place, a function of yours:
+data = "{data}"                       # CSV or Parquet; or, instead, a function of yours:
 # loader = "mine:rows"                # rows() in mine.py beside this file returns a DataFrame
 label = "{label}"
 test = 0.25                           # part of the rows that is only for testing
@@ -71,32 +71,32 @@ cache = "cache"                       # states, models, the log, the account of 
 [server]
 address = "{address}"
 certificates = "ca.pem"
-key = "{name}.key"                    # secret: by which the server knows this site
+key = "{name}.key"                    # secret: the server knows this site by it
 
 [signing]                             # for secure aggregation
-key = "{name}.sign"                   # secret: nobody else needs it, the server least of all
+key = "{name}.sign"                   # secret: must not leave this site
 peers = "peers.toml"                  # public keys of all sites: compare them by telephone
 
 [allow]
 # algorithms = ["FedAvg"]             # without this line: all of foedus' own
 columns = [{columns}]
 {classes}
-categories = [{categories}]            # columns that may be used as text, and told
-quantiles = false                     # true: medians, quartiles and extremes may be told
-# metrics = ["f1", "auc"]             # metrics whose sums over test rows may be told, besides
+categories = [{categories}]            # columns whose texts may be used and sent
+quantiles = false                     # true: medians, quartiles and extremes may be sent
+# metrics = ["f1", "auc"]             # metrics whose sums over test rows may be sent, besides
 #                                     # loss, hits and squared errors; without this line: none
 
 [secure]
-required = {required}                     # true: no reply leaves in the clear
+required = {required}                     # true: replies only by secure aggregation
 clients = {fewest}                           # the fewest clients in a sum
 # noise = 1.0                         # the least noise of differential privacy
-# states = true                       # with required: also algorithms whose clients remember
-#                                     # something (Scaffold, FedFW); see SECURITY.md
+# states = true                       # with required: also algorithms with client states
+#                                     # (Scaffold, FedFW); see SECURITY.md
 
 [limits]
 exchanges_a_day = 10000
 evaluations_a_day = 20
-test_rows = 10                        # the fewest of which sums for metrics are told
+test_rows = 10                        # the fewest test rows whose sums are sent
 
 # [privacy]                           # over all runs; replies and scores without noise are
 #                                     # not sent, so it needs noise above
@@ -111,31 +111,32 @@ The server is reached at `{address}`. Everywhere: Python 3.11 or newer and
 
 ## On the server
 
-`federation.toml` says what is learnt. `tls/` has certificates, valid for {days:g} days: for a
-trial; a certificate authority of your own is better. `admitted/` has the public keys of the sites
-that may connect: add or remove files to admit or dismiss sites.
+`federation.toml` says what is trained. `tls/` has certificates, valid for {days:g} days, for a
+trial; otherwise use those of your certificate authority. `admitted/` has the public keys of the
+sites that may connect: add or remove files to admit or exclude sites.
 
     foedus deploy server {folder}
 
 It waits for the sites, runs the plan, and writes `results/`. If it is interrupted, start it again:
-it goes on where it was. To the network it serves what sites need, and nothing else; runs are
-started only here.
+it resumes. Only the routes that sites need are open to the network; runs are started only on this
+machine.
 
 ## At each site
 
-Bring the site's folder there (`sites/NAME`: its policy, its keys, `ca.pem`), and remove it here:
-its keys are the site's own. Its rows stay there, in a CSV file with a header, a Parquet file, or
-wherever a function of the site's own finds them. Read `policy.toml`, and say in it where they are.
-Then:
+Copy the folder of the site (`sites/NAME`: its policy, its keys, `ca.pem`) to the site, and delete
+it here: its keys are secret. The rows stay at the site, in a CSV file with a header, in a Parquet
+file, or in a source that a Python function of the site reads. Read `policy.toml`, and enter the
+place of the rows. Then:
 
     foedus deploy site policy.toml
 
-It answers the server until it is ended, and starts again what fails. A site runs the foedus that is
-installed there, and no code that is sent to it. What it was asked, what it answered and what it
-refused is in its log: `foedus deploy log policy.toml`.
+It answers the server until you stop it, and restarts processes that fail. A site runs the foedus
+that is installed there, never code that is sent to it. Questions, answers and refusals are in its
+log: `foedus deploy log policy.toml`.
 
-Whoever made the keys in this folder could have kept them. For more than a trial let every site make
-its own (`foedus deploy keys NAME`), and hand the public parts round without the server.
+The person who made the keys in this folder could have kept copies. For more than a trial, let
+every site make its own keys (`foedus deploy keys NAME`), and exchange the public parts without the
+server.
 
 ## All on one machine, for a trial
 
@@ -190,7 +191,7 @@ def init(
 
 
 def check_name(name: str) -> None:
-    """Refuse names that are no plain file names."""
+    """Refuse names that are not plain file names."""
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"the site name {name!r} may have letters, digits, - and _ only")
 
@@ -212,7 +213,7 @@ def _quoted(text: str) -> str:
 
 
 def _look(files: dict[str, Path], label: str) -> tuple[list[str], list[str], list[str] | None]:
-    """Columns that all files have, those of them that hold text somewhere, and all labels."""
+    """The columns that all files have, those that hold text in some file, and all labels."""
     columns: list[str] | None = None
     texts: set[str] = set()
     labels: set[str] = set()
@@ -283,7 +284,7 @@ def _start_site(group: Processes, policy: Policy, address: str) -> list[subproce
 
 
 def site(path: Path, say: Callable[[str], None] = print, pause: float = 5.0) -> None:
-    """Answer the server of a policy until this process is ended; what fails is started again."""
+    """Answer the server of a policy until this process is ended; failed processes are restarted."""
     policy = Policy.read(path)
     for section, key in (
         ("site", "data"), ("server", "certificates"), ("server", "key"), ("signing", "key"),

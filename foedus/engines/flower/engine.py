@@ -1,6 +1,6 @@
 """The engine of a real federation, on loopback: for tests and notebooks.
 
-See `foedus.engines.flower` for sites on machines of their own.
+See `foedus.engines.flower` for sites on several machines.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Flower(Settings):
     of processes that were killed.
 
     Args:
-        nodes: SuperNodes, each with a share of the clients (one each if there are no more clients
-            than nodes).
+        nodes: Number of SuperNodes, among which the clients are divided (at most one for each
+            client).
         timeout: Seconds that a node may take for an exchange.
-        min_clients: A run goes on while this many clients answer.
+        min_clients: A run continues while at least this number of clients answer.
         code: "module:name" of an algorithm (or a dictionary of them) that text cannot describe,
             such as one with a `torch.nn.Module`, importable on every node.
 
@@ -76,7 +76,7 @@ class Flower(Settings):
         return f"Flower(nodes={self.count})"
 
     def start(self) -> None:
-        """Start the processes, if they are not there."""
+        """Start the processes if they are not running."""
         if self.loopback is not None:
             return
         try:
@@ -108,7 +108,7 @@ class Flower(Settings):
         self._serve()
 
     def _serve(self) -> None:
-        """Start a run of Flower's, and become its server."""
+        """Start a Flower run, and become its server."""
         from foedus.engines.flower.session import linked
 
         self._leave()
@@ -116,7 +116,7 @@ class Flower(Settings):
             self.grid = self.loopback.serve()
 
     def _leave(self) -> None:
-        """Be the server no longer, if this is one."""
+        """Stop being the server."""
         if self.grid is not None:
             if self.grid.beat.is_running:
                 self.grid.beat.stop()
@@ -124,7 +124,7 @@ class Flower(Settings):
             self.grid = None
 
     def open(self, algorithm: Algorithm, fed: Federation, seed_key: Tensor) -> Any:
-        """Deal the clients out, greet the nodes, and get ready to ask."""
+        """Divide the clients, greet the nodes, and open the session."""
         if fed.spec.weighted:
             raise ConfigError(
                 "fd.Flower does not carry the weights of rows; use fd.Local() or fd.Ray(), or drop "
@@ -177,13 +177,13 @@ class Flower(Settings):
             common={"shard": name},
         )
         # the first message waits until the nodes have imported what they need
-        said = greet(self.line, nodes, question)
+        greetings = greet(self.line, nodes, question)
         self.line.timeout = self.timeout
         missing = sorted(set(fed.ids.tolist()) - set(self.line.nodes))
         if missing:
             raise FoedusError(
-                f"no node has client {missing[0]}; {len(said)} of {self.count} nodes answered (see "
-                "the warnings)"
+                f"no node has client {missing[0]}; {len(greetings)} of {self.count} nodes answered "
+                "(see the warnings)"
             )
         return KeptSession(places, self.line, algorithm, question["seed"], fed.spec)
 

@@ -1,4 +1,4 @@
-"""What form the replies to an exchange have, found out without asking an untrusted client."""
+"""The form of the replies to an exchange, computed without asking an untrusted client."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from foedus.wire.checks import Form, form_of
 
 
 class Forms:
-    """The server's own client: it holds one row of zeros, does what clients are asked to do, and
-    shows what a reply looks like.
+    """A client at the server with one row of zeros: it runs client steps to show the form of
+    replies.
 
-    A form is kept for each step and each form (and the integers) of what is sent, so that most
-    steps are done once in a run.
+    A form is kept for each step and each form (and the integers) of its payload, so most steps run
+    once.
     """
 
     def __init__(self, algorithm: Algorithm, spec: Spec, seed_key: Tensor):
@@ -34,8 +34,8 @@ class Forms:
         self.known: dict[tuple, Form | None] = {}
 
     def of(self, ask: Ask, kind: int = 0) -> Form | None:
-        """The form of a reply of a client of this kind; None where a client of one row cannot
-        say.
+        """The form of a reply of a client of this kind; None if one row is not enough to compute
+        it.
         """
         # which of several forms, say
         choices = tuple(t for t in leaves(ask.payload) if isinstance(t, int | str))
@@ -50,7 +50,7 @@ class Forms:
                 self.known[sort] = form_of(
                     wire.dequantise(reply) if ask.quantise else reply, stacked
                 )
-            # a step may need more than this row; then the others' replies have to do
+            # a step may need more than this row; then replies are compared with each other
             except Exception:
                 self.known[sort] = None
         return self.known[sort]

@@ -1,4 +1,4 @@
-"""A site's policy, held against every message before a row is read; and the site's log."""
+"""A site's policy, checked for every message before a row is read; and the site's log."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from foedus.models.oracles import Oracle
 
 
 class Guard:
-    """Decides, by the policy of a site, what is answered."""
+    """Decides, by the policy of a site, which messages are answered."""
 
     def __init__(self, policy: Policy):
         self.policy, self.account = policy, Account(policy.cache)
 
     def question(self, question: Question) -> None:
-        """Refuse columns and classes that are not the policy's, and more than it allows a day."""
+        """Refuse columns and classes that the policy does not allow, and more messages than it
+        allows a day."""
         schema, policy = question.schema, self.policy
         if schema is not None:
             strange = [c for c in schema.columns if c not in policy.columns]
@@ -52,8 +53,8 @@ class Guard:
             self.account.count("exchanges", policy.limit("exchanges"))
 
     def algorithm(self, algorithm: Algorithm, question: Question) -> None:
-        """Refuse algorithms and models that the policy does not name; and of the preprocessing,
-        which every algorithm needs, what tells more than sums.
+        """Refuse algorithms and models that the policy does not name, and preprocessing that
+        reveals more than sums.
         """
         if isinstance(algorithm, FitPreprocessing):
             return self._fit(algorithm, question)
@@ -79,7 +80,7 @@ class Guard:
             )
 
     def reply(self, question: Step, settings: SecureAggregation | None) -> None:
-        """Enter a reply that is not empty into the account of privacy, if the policy has one."""
+        """Account for the privacy loss of a reply that is not empty, if the policy has a budget."""
         if self.policy.budget is None:
             return
         privacy = None if settings is None else settings.privacy
@@ -93,7 +94,7 @@ class Guard:
         )
 
     def score(self, question: TryModel | EvaluateOwn) -> None:
-        """Refuse to send a score without noise, which no account of privacy can hold."""
+        """Refuse to send a score without noise, whose privacy loss is unbounded."""
         if self.policy.budget is None:
             return
         remedy = (
@@ -106,7 +107,7 @@ class Guard:
         raise Plain(f"this site has a privacy budget: it sends no score without noise; {remedy}")
 
     def metrics(self, names: Sequence[str], test_rows: int) -> None:
-        """Refuse sums over test rows for metrics that the policy does not name, or of too few."""
+        """Refuse sums for metrics that the policy does not name, or over too few test rows."""
         policy = self.policy
         if strange := [name for name in names if name not in policy.metrics]:
             raise RefusedError(f"allow.metrics in this site's policy does not have {strange[0]!r}")
@@ -117,7 +118,7 @@ class Guard:
             )
 
     def measures(self, names: Sequence[str], test_rows: int) -> str | None:
-        """Why a server that will ask for the sums of these metrics is refused, if it is."""
+        """The reason to refuse a server that will ask for the sums of these metrics, or None."""
         try:
             self.metrics(names, test_rows)
         except RefusedError as error:
@@ -127,7 +128,7 @@ class Guard:
         return None
 
     def log(self, **entry: Any) -> None:
-        """Write down what was asked, and what was answered or refused."""
+        """Log a question, and its answer or refusal."""
         auditlog.append(self.policy.log, **entry)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a node, what is prepared of them, and how a model does on them."""
+"""The rows of a node, values prepared from them, and scores of a model on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foedus.storage import checkpoint as files
 from foedus.version import __version__
 
 _PREPARED = 8
-"""How many of these files are kept: every seed of a server has its own."""
+"""The number of files to keep: one for each seed of a server."""
 
 
 class Holding:
@@ -64,7 +64,7 @@ class Holding:
         return self.federation() if self.site is None else self.site.federation()
 
     def tested(self) -> Federation:
-        """The test rows, in the place of those to learn from."""
+        """The test rows, in place of training rows."""
         fed = self.federation()
         data, offsets = fed.data, fed.test_offsets
         if not len(fed.test_rows) or (np.diff(offsets) == 0).any():
@@ -75,11 +75,11 @@ class Holding:
         return Federation(swapped, fed.test_rows, offsets, none, np.zeros_like(offsets), fed.ids)
 
     def test_count(self) -> int:
-        """How many test rows are here."""
+        """The number of test rows."""
         return len(self.federation().test_rows if self.site is None else self.site.y_test)
 
     def check_ids(self, ids: list[int]) -> None:
-        """Refuse to answer for clients who are not here."""
+        """Refuse to answer for clients of other nodes."""
         here = self.federation().ids.tolist() if self.site is None else [self.site.client]
         strange = sorted(set(ids) - set(here))
         if strange:
@@ -88,7 +88,7 @@ class Holding:
             )
 
     def hello(self) -> dict[str, Any]:
-        """Who is here, and how many rows there are."""
+        """The clients of this node, and their numbers of rows."""
         if self.site is None:
             fed = self.federation()
             return {
@@ -124,9 +124,7 @@ class Holding:
         return path.read_bytes()
 
     def try_model(self, file: bytes, algorithm: Algorithm) -> dict[str, Any]:
-        """Say how the final model does on this site's test rows, and keep it if there is a
-        cache.
-        """
+        """Score the final model on this site's test rows, and keep it if there is a cache."""
         fed = self.federation()
         found = scored(file, algorithm, fed.spec, fed.data.x_test, fed.data.y_test)
         if self.cache:
@@ -136,13 +134,13 @@ class Holding:
     # -- what `Algorithm.prepare` makes of the rows ------------------------------------------------
 
     def load_prepared(self, session: LocalSession) -> None:
-        """Take up what an earlier process has prepared."""
+        """Load what an earlier process has prepared."""
         path = self._prepared_file()
         if session.prepares and path is not None and path.is_file():
             try:
                 session.load_prepared(files.read(path)[0]["prepared"])
             except CheckpointError:
-                path.unlink(missing_ok=True)  # it is made anew
+                path.unlink(missing_ok=True)  # it is computed again
 
     def keep_prepared(self, session: LocalSession) -> None:
         """Write what was prepared, once."""

@@ -1,10 +1,10 @@
-"""What clients of `fd.Flower` remember, kept beside a checkpoint, so that a run can go on in
-another process.
+"""Client states of `fd.Flower`, stored beside a checkpoint, so that another process can resume the
+run.
 
 Nodes on loopback keep the states of their clients in a temporary folder, which goes with the
 engine. A session with a checkpoint copies them to CHECKPOINT.sites (0700) whenever the checkpoint
-is written: `7-65537.bin` is what client 7 remembers after its answer of that version. Keys and what
-secure aggregation keeps are never copied.
+is written: `7-65537.bin` is the state of client 7 after its answer of that version. Keys and states
+of secure aggregation are never copied.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Certificates and keys for a federation: a certificate authority of its own, a certificate of the
-server, two keys a site.
+"""Certificates and keys for a federation: its own certificate authority, a certificate of the
+server, two keys for each site.
 
 They are meant for trials and for federations that trust one operator; where there is a certificate
 authority, use its certificates.
@@ -41,7 +41,7 @@ def certificates(
     """Make `ca.pem`, `server.pem` and `server.key` for a server under these names or addresses;
     returns the paths by name.
 
-    The key of the certificate authority is not kept: nobody can make another certificate with it.
+    The key of the certificate authority is not stored, so no other certificate can be made with it.
     """
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
@@ -102,13 +102,13 @@ def node_key(path: Path) -> tuple[Path, Path]:
 
 
 def shared_secret(path: Path) -> Path:
-    """Make a secret that two processes of this machine have in common."""
+    """Make a secret that two processes of this machine share."""
     return _write(path, secrets.token_bytes(32), secret=True)
 
 
 def signing_key(path: Path) -> tuple[Path, str]:
-    """Make the Ed25519 key by which a site signs what it sends in secure aggregation; its public
-    part in hexadecimal.
+    """Make the Ed25519 key with which a site signs its messages of secure aggregation; returns the
+    public part in hexadecimal.
     """
     key = ed25519.Ed25519PrivateKey.generate()
     raw = (
@@ -122,6 +122,6 @@ def signing_key(path: Path) -> tuple[Path, str]:
 
 
 def expired(certificate: Path) -> datetime.datetime | None:
-    """When a certificate ended, if it has."""
+    """When a certificate expired, or None."""
     end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
     return end if end <= datetime.datetime.now(datetime.UTC) else None

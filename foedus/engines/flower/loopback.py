@@ -24,7 +24,7 @@ from foedus.errors import FoedusError
 from foedus.storage.lock import lock
 
 PREFIX = "foedus-flower-"
-"""What the names of temporary folders begin with."""
+"""The prefix of temporary folders."""
 
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -59,7 +59,7 @@ clientapp = "federation.nothing:app"
 
 
 def write_app(folder: Path) -> Path:
-    """A Flower app with nothing in it: Flower starts runs of apps, and foedus needs a run."""
+    """An empty Flower app: Flower starts runs of apps, and foedus needs a run."""
     package = folder / "federation"
     package.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(APP)
@@ -83,7 +83,7 @@ class Processes:
     def __init__(self, folder: Path):
         self.folder = folder
         self.processes: list[subprocess.Popen] = []
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is printed may quote rows
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # output may quote rows
         (folder / "flwr").mkdir(exist_ok=True)
         self.environment = {
             **os.environ, **SETTINGS, "FLWR_HOME": str((folder / "flwr").resolve()),
@@ -99,7 +99,7 @@ class Processes:
         pipe: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
-        """Start a role of `foedus.engines.flower.processes`; what it prints goes to NAME.log."""
+        """Start a role of `foedus.engines.flower.processes`; its output goes to NAME.log."""
         own = dict(environment or {})
         if pipe is not None:
             own[BELL] = str(pipe)
@@ -134,12 +134,12 @@ class Processes:
             os.close(ring)
 
     def log(self, name: str) -> str:
-        """What a process has printed."""
+        """The output of a process."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def close(self) -> None:
-        """End all processes that were started here, and theirs."""
+        """End all processes that were started here, and their children."""
         stop(list(reversed(self.processes)), signal.SIGTERM)
 
 
@@ -229,14 +229,14 @@ class Loopback(Processes):
         return become_server(self.address, self.tls["ca"].read_bytes())
 
     def stop_node(self, number: int) -> None:
-        """End a SuperNode at once, as a power cut would."""
+        """Kill a SuperNode, as a power failure would."""
         stop(self.nodes[number], signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def ended_gently() -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does, so that processes that were started are ended,
-    too; once is enough.
+    """Within this context, SIGTERM acts like Ctrl-C, so that child processes are ended as well;
+    later ones are ignored.
     """
     if threading.current_thread() is not threading.main_thread():  # signals are not for this thread
         yield
@@ -269,7 +269,8 @@ def stop(processes: list[subprocess.Popen], how: int) -> None:
 
 
 def temporary_folder() -> tuple[tempfile.TemporaryDirectory, Callable[[], None]]:
-    """A folder for keys, and how to let go of it; what killed processes have left is removed first.
+    """A folder for keys, and a function that removes it; folders of killed processes are removed
+    first.
 
     The lock inside ends with this process, however that ends.
     """

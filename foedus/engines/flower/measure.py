@@ -1,4 +1,4 @@
-"""Metrics of a global model on the test rows of all sites, by sums that each site makes of its own.
+"""Metrics of a global model on the test rows of all sites, from sums that each site computes.
 
 Without secure aggregation the server sees the sums of each site, and checks them. Under it, it sees
 the sums over all sites, which are exact as well: counts are integers of fixed-point steps, and each
@@ -48,8 +48,8 @@ class Measure(Algorithm):
 
     At a site the rows of this algorithm are its test rows (`Holding.tested`).
 
-    algorithm: the one that has made the model. metrics: by name. sums: clients send what can be
-        added up in fixed point, for secure aggregation.
+    algorithm: the algorithm that trained the model. metrics: by name. sums: clients send numbers
+        for sums in fixed point, for secure aggregation.
     """
 
     algorithm: Algorithm
@@ -63,7 +63,7 @@ class Measure(Algorithm):
         return Batching(alike=False)
 
     def asked(self, spec: Spec) -> SiteSums:
-        """What is asked of rows of this form."""
+        """The sums to request for rows of this form."""
         return SiteSums(self.metrics, spec.classes, spec.outputs)
 
     @client_step(batch="loop")
@@ -98,9 +98,9 @@ def packed(sums: Mapping[str, np.ndarray], added: bool) -> dict[str, Tensor]:
 
 
 def read(reply: Tree, asked: SiteSums, rows: int | None) -> dict[str, np.ndarray]:
-    """The sums of one client; an error says what is wrong with them.
+    """The sums of one client; raises if they are invalid.
 
-    rows: how many test rows it has, where it has said so.
+    rows: its number of test rows, if known.
     """
     if not isinstance(reply, dict) or not all(isinstance(v, Tensor) for v in reply.values()):
         raise ReplyError("its sums over test rows must be tensors by name")
@@ -128,7 +128,7 @@ def _read_total(reply: Tree, asked: SiteSums, rows: int) -> dict[str, np.ndarray
     if (why := asked.wrong(sums, rows)) is not None:
         raise ReplyError(
             f"the sums over the test rows of all sites cannot be ({why}): one of them has sent "
-            "something else, and under secure aggregation nobody can say which"
+            "something else, and secure aggregation hides which"
         )
     return sums
 
@@ -137,7 +137,7 @@ def ask(
     session: Session, algorithm: Measure, run: Run, tested: Mapping[int, int],
     config: SecureAggregation | None, spec: Spec, key: Tensor, round: int,
 ) -> Measured:  # fmt: skip
-    """Ask these clients for their sums, under secure aggregation if there is some.
+    """Ask these clients for their sums, by secure aggregation if it is used.
 
     session: of the algorithm. tested: numbers of test rows, by client.
     """

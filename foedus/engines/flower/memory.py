@@ -1,4 +1,4 @@
-"""What the clients of a site remember between messages, each of which is a new process."""
+"""Client states of a site between messages, each of which is a new process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from foedus.storage import checkpoint as files
 
 
 class Memory:
-    """What clients remember, by version: of this round all versions, and the last of each of two
-    rounds before it.
-    """
+    """Client states by version: all of this round, the last of each of the two rounds before."""
 
     def __init__(self, context: Context, session: str, cache: Path | None):
         self.records, self.session = context.state.config_records, session

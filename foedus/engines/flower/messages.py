@@ -1,8 +1,8 @@
-"""What travels through Flower: a header of plain values, and a body in the wire form of foedus.
+"""Messages through Flower: a header of plain values, and a body in the wire format of foedus.
 
-The body of a question is the message of each group of clients who are sent the same; that of an
-answer is one message a client, one after the other. Only bodies are counted as bytes sent. Headers
-say which round and which exchange a message belongs to.
+The body of a question has one message for each group of clients that are sent the same; that of an
+answer has one message for each client. Only bodies are counted as bytes sent. Headers contain the
+round and the exchange of a message.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def header(message: Message) -> dict[str, Any]:
             raise
         raise ReplyError(f"the message has no readable header: {shown(repr(error))}") from None
     if not isinstance(found, dict):
-        raise ReplyError("the header of the message is no table")
+        raise ReplyError("the header of the message is not a table")
     for name, value in found.items():
         _check_plain(name, value)
     return found
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Refuse a value that is nested too deeply, or integers that are no number of anything.
+    """Refuse a value that is nested too deeply, or integers out of range.
 
-    Level by level, for a recursion could be made to fail.
+    Level by level, because a recursion could exceed its limit.
     """
     level = [value]
     for _ in range(_DEEPEST):
@@ -70,7 +70,7 @@ def _check_plain(name: str, value: Any) -> None:
 
 
 def shown(text: Any) -> str:
-    """What a peer says, for a person: short, in one line, without control characters."""
+    """Text of a peer for display: short, in one line, without control characters."""
     line = "".join(c if c.isprintable() else " " for c in str(text)[: _SHOWN + 1])
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ..."
 
@@ -122,11 +122,11 @@ def _sums(lengths: Sequence[int]) -> list[int]:
 
 @contextlib.contextmanager
 def explained(what: str, kind: type[FoedusError] = ReplyError) -> Iterator[None]:
-    """Whatever goes wrong with what the server has sent, as an error that says with what."""
+    """Converts any exception about a message of the server to an error that names the part."""
     try:
         yield
     except FoedusError:
         raise
     except Exception as error:
-        traceback.print_exc()  # its words may quote rows
+        traceback.print_exc()  # its text may quote rows
         raise kind(f"{what}: {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""A site's policy: what it gives to whom, in a TOML file that only the site reads.
+"""A site's policy: what it may send to the server, in a TOML file that only the site reads.
 
 [site]
 name = "north"
@@ -12,8 +12,8 @@ cache = "cache"                   # states, models, the log and the account of p
 
 [server]
 address = "server.example:9091"
-certificates = "ca.pem"           # by whom the server's certificate must be signed
-key = "north"                     # by which the server knows this site
+certificates = "ca.pem"           # the authority of the server's certificate
+key = "north"                     # the key by which the server knows this site
 
 [signing]                         # for secure aggregation
 key = "north.sign"
@@ -116,7 +116,7 @@ _RANGES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy of a file. `foedus.engines.flower.guard.Guard` holds every message against it."""
+    """The policy of a file. `foedus.engines.flower.guard.Guard` checks every message against it."""
 
     path: Path
     sections: dict[str, dict[str, Any]] = field(repr=False)
@@ -162,7 +162,7 @@ class Policy:
 
     @property
     def source(self) -> str:
-        """Where the rows come from, for people."""
+        """The source of the rows, for messages."""
         site = self.sections["site"]
         return str(self.file("site", "data")) if "data" in site else site["loader"]
 
@@ -186,22 +186,22 @@ class Policy:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Columns whose texts may be told."""
+        """Columns whose texts may be sent."""
         return self.sections["allow"].get("categories", ())
 
     @property
     def quantiles(self) -> bool:
-        """Whether order statistics of columns may be told."""
+        """Whether order statistics of columns may be sent."""
         return self.sections["allow"].get("quantiles", False)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics whose sums over test rows may be told."""
+        """The metrics whose sums over test rows may be sent."""
         return self.sections["allow"].get("metrics", ())
 
     @property
     def test_rows(self) -> int:
-        """The fewest test rows of which sums may be told."""
+        """The fewest test rows whose sums may be sent."""
         return self.sections["limits"].get("test_rows", 10)
 
     @property
@@ -215,7 +215,7 @@ class Policy:
         return self.sections["allow"].get("models")
 
     def limit(self, kind: Literal["exchanges", "evaluations"]) -> int:
-        """How many of these are answered in a day."""
+        """The limit of answers of this kind in a day."""
         default = {"exchanges": 10_000, "evaluations": 20}[kind]
         return self.sections["limits"].get(f"{kind}_a_day", default)
 
@@ -240,7 +240,7 @@ class Policy:
         return config | {f"secure_{key}": value for key, value in secure.items()}
 
     def own_algorithms(self) -> dict[str, Algorithm]:
-        """The algorithms of the site's own file, if it names one: only as its hash says."""
+        """The algorithms of the site's own file, if the policy names one; its hash must match."""
         about = self.sections["code"]
         if not about:
             return {}

@@ -1,5 +1,5 @@
-"""All that touches the inside of flwr: what its public interface does not offer. Everything else
-goes through `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and its commands.
+"""All code that uses internals of flwr, because its public interface lacks a function. Everything
+else goes through `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and its commands.
 
 Six things: this process as the ServerApp of a run (so that `fd.run` in a notebook can be the
 server), a worker that answers a SuperNode's messages (`foedus.engines.flower.worker`), a SuperNode
@@ -22,13 +22,13 @@ from typing import Any
 from foedus.engines.flower.worker import KILLED, main
 
 PARENT = "FOEDUS_PARENT"
-"""The environment's variable with the process to end with."""
+"""Environment variable: the id of the process whose end ends this one."""
 
 BELL = "FOEDUS_BELL"
-"""The environment's variable with a SuperNode's end of a pipe, and its worker's."""
+"""Environment variable: the file descriptors of the pipe between a SuperNode and its worker."""
 
 FLEET = "FOEDUS_FLEET"
-"""The environment's variable with [HOST:PORT, certificate, key]: where sites reach a SuperLink."""
+"""Environment variable: [HOST:PORT, certificate, key] at which sites reach a SuperLink."""
 
 FOR_SITES = (
     "This address is for the sites of a federation. Runs are started and sites admitted by its "
@@ -37,7 +37,7 @@ FOR_SITES = (
 
 
 def become_server(address: str, certificate: bytes, patience: float = 60.0) -> Any:
-    """Take up the ServerApp task that waits at a SuperLink (with `--isolation process`), and return
+    """Take the ServerApp task that waits at a SuperLink (with `--isolation process`), and return
     its Grid.
     """
     from flwr.common.serde import run_from_proto
@@ -79,7 +79,7 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
     beat.start()
 
     def speak() -> None:
-        """Messages take the run that they belong to from a global: set it before making some."""
+        """Messages read the id of their run from a global: set it before creating messages."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
             task.task_id,
             task.run.run_id,
@@ -91,8 +91,8 @@ def become_server(address: str, certificate: bytes, patience: float = 60.0) -> A
 
 
 def link_errors() -> tuple[type[BaseException], ...]:
-    """What Flower's Grid raises when its SuperLink cannot be reached or has ended the run; one of
-    them is no `Exception`.
+    """The exceptions of Flower's Grid when its SuperLink cannot be reached or has ended the run;
+    one of them is not an `Exception`.
     """
     import httpx
     from flwr.supercore.run import RunNotRunningException
@@ -101,17 +101,15 @@ def link_errors() -> tuple[type[BaseException], ...]:
 
 
 def refused(error: Exception) -> bool:
-    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process then, as
-    if somebody had pressed Ctrl-C.
-    """
+    """Whether the SuperLink has ended the run; Flower's own sends SIGINT to this process."""
     return getattr(getattr(error, "response", None), "status_code", None) == 401
 
 
 def say_alive(client: Any) -> bool:
-    """Tell the SuperLink that this server is there; whether that is settled.
+    """Send a heartbeat to the SuperLink; returns whether it was answered.
 
-    Flower's own sends SIGINT to this process when the SuperLink has ended the run. Here that is
-    found out with the next message (`foedus.engines.flower.session.LinkLost`).
+    Flower's own version sends SIGINT to this process when the SuperLink has ended the run. Here the
+    next message detects it (`foedus.engines.flower.session.LinkLost`).
     """
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -126,12 +124,12 @@ def say_alive(client: Any) -> bool:
 
 
 def eager_supernode(busy: float = 0.2, idle: float = 0.3, beat: int = 10) -> None:
-    """`flower-supernode`, but it looks for messages more often than every three seconds: every
-    `busy` seconds after one has come, and every `idle` seconds when none has for a while. It rings
-    its worker's bell when there is a task, and takes up the answer at once.
+    """`flower-supernode`, but it polls for messages more often than every three seconds: every
+    `busy` seconds after a message, and every `idle` seconds after a while without one. It signals
+    its worker when there is a task, and takes the answer immediately.
 
-    It says at least every `beat` seconds that it is there, not every 30: only after two such times
-    without a word does a SuperLink take a node for gone, and let one that was killed come back.
+    It sends a heartbeat every `beat` seconds, not every 30: a SuperLink considers a node dead, and
+    lets it register again, only after two intervals without one.
     """
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
@@ -165,7 +163,8 @@ def eager_supernode(busy: float = 0.2, idle: float = 0.3, beat: int = 10) -> Non
 
 
 def look_again_soon(first: float = 0.02) -> None:
-    """Have this process ask again after `first` seconds, not after one, for what is on its way."""
+    """Make this process retry after `first` seconds, not after one, while a message is on its
+    way."""
     from flwr.supercore.inflatable import inflatable_utils as parts
 
     for pull in (parts.pull_objects, parts.pull_and_inflate_object_from_tree):
@@ -173,10 +172,10 @@ def look_again_soon(first: float = 0.02) -> None:
 
 
 def answer_for_the_killed() -> None:
-    """Have a SuperNode answer at once, with an error, for a client process that was killed.
+    """Make a SuperNode answer immediately, with an error, on behalf of a killed client process.
 
-    Flower's own waits for a minute, or forever if the process had not yet taken its message, or had
-    sent a part of its answer.
+    Flower's own version waits for a minute, or forever if the process had not yet taken its
+    message, or had sent a part of its answer.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
     from flwr.supernode.nodestate.in_memory_nodestate import (
@@ -187,7 +186,7 @@ def answer_for_the_killed() -> None:
     finish, get = InMemoryNodeState.finish_task, InMemoryNodeState.get_messages_legacy
 
     def partial(self: Any) -> list[str]:
-        """Answers of which something is still to come."""
+        """Answers that are not complete yet."""
         replies = [
             name
             for name, entry in self.msg_store.items()
@@ -203,7 +202,7 @@ def answer_for_the_killed() -> None:
         ]
 
     def get_messages(self: Any, *, is_reply: bool | None = None, **more: Any) -> Any:
-        """Give out answers when they are whole: there is one at a time."""
+        """Return answers when they are complete: there is one at a time."""
         with self._lock_object_push_sessions, self.lock_msg_store:
             if is_reply and partial(self):
                 return []
@@ -218,7 +217,7 @@ def answer_for_the_killed() -> None:
                     self.object_store.delete(name)
                 for entry in self.msg_store.values():
                     if not entry.message.metadata.reply_to_message_id:
-                        entry.is_retrieved = True  # or it would not be answered
+                        entry.is_retrieved = True  # otherwise it would not be answered
             self._store_error_replies(
                 {t.run_id for t in self.get_tasks(task_ids=[task_id])}, CLIENT_APP_CRASHED_ERROR
             )
@@ -244,11 +243,11 @@ def commands() -> None:
 
 
 def superlink() -> None:
-    """`flower-superlink`, and where the environment names a `FLEET` address, a second listener.
+    """`flower-superlink`, with a second listener if the environment has a `FLEET` address.
 
     Flower serves the routes of operators (start a run, admit a site), of server processes and of
-    sites on one address, and asks only sites for a key. Here that address is on loopback; the
-    network reaches the routes of sites alone (`FleetOnly`).
+    sites on one address, and authenticates only sites. Here that address is on loopback; the
+    network reaches only the routes of sites (`FleetOnly`).
     """
     import importlib
 
@@ -262,7 +261,7 @@ def superlink() -> None:
 
 
 class FleetOnly:
-    """An ASGI app that passes on what sites ask, and refuses everything else."""
+    """An ASGI app that passes on requests of sites, and refuses all others."""
 
     def __init__(self, app: Any):
         self.app = app
@@ -303,8 +302,8 @@ def serve_twice(fleet: dict[str, Any], app: Any, **how: Any) -> None:
 
 
 def end_with(parent: int, every: float = 0.5) -> None:
-    """End this process, and what it has started, soon after its parent, which may be killed before
-    it can do so itself.
+    """End this process and its children soon after its parent, which may be killed before it can do
+    so itself.
     """
 
     def watch() -> None:

@@ -25,7 +25,7 @@ from foedus.errors import ReplyError
 from foedus.version import __version__
 
 LONGEST_DELAY = 1000
-"""Rounds. Clients of some algorithms keep that many models, so a site does not take any number."""
+"""Largest delay in rounds. Clients of some algorithms keep as many models, so a site limits it."""
 
 Count = Annotated[int, Ge(0), Lt(2**63)]
 ClientId = Annotated[int, Ge(0), Lt(2**32)]
@@ -43,14 +43,14 @@ Probability = Annotated[float, Gt(0), Le(1), Means("above 0 and at most 1")]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What every header says: which algorithm, and which rows in which form.
+    """The fields of every header: the algorithm, and the rows with their form.
 
     algorithm, secure: settings as `foedus.core.describe.to_config` writes them; `from_config`
         checks them when they are built.
     session: the run, as a name. foedus: the version of the server.
     shard: which clients of a simulation, for a node that has some.
-    schema, preprocess: the columns of a site's own file, and what is made of them; none as long as
-        that is not fitted.
+    schema, preprocess: the columns of a site's own file, and their preprocessing; none until it is
+        fitted.
     """
 
     algorithm: dict[str, Any]
@@ -85,9 +85,9 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(Question):
-    """Who is there?
+    """Greeting: asks a node for its clients and rows.
 
-    metrics: of which the server will ask for sums over test rows; `None`: it will not ask.
+    metrics: the metrics whose sums over test rows the server will request; `None`: none.
     """
 
     metrics: Metrics | None = None
@@ -97,20 +97,20 @@ class Hello(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class TryModel(Question):
-    """How does this model, the body, do on the site's test rows?"""
+    """Asks for the score of a model (the body) on the site's test rows."""
 
     kind: ClassVar[str] = "evaluate.model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOwn(Question):
-    """How do the clients' own models do on their own test rows?
+    """Asks for the scores of the clients' own models on their own test rows.
 
     ids: the clients asked. seen: for each the version of its last answer that the server has, 0 for
         none: the state to go on from.
     up, down, longest: where messages are late, the delays of each client, and the longest round
         trip of all clients.
-    metrics: whose sums over test rows are asked for besides.
+    metrics: the metrics whose sums over test rows are requested as well.
     """
 
     session: Session
@@ -143,8 +143,8 @@ class Exchange(EvaluateOwn):
     """One exchange with clients.
 
     version: of the states after it. lengths: of the parts of the body. quantise: of replies.
-    phase, weights: of secure aggregation. step, cohort, probability: of differential privacy, for
-        which step keys are made, the sample of the round, and the chance to be in it.
+    phase, weights: of secure aggregation. step, cohort, probability: of differential privacy, the
+        step for which keys are made, the sample of the round, and its probability.
     """
 
     round: Annotated[int, Ge(0), Lt(2**32)]
@@ -205,25 +205,25 @@ class Step(Exchange):
             columns, texts = list(self.schema.columns), list(self.schema.texts)
             common["schema"] = {"columns": columns, "classes": classes, "texts": texts}
         common["preprocess"] = None if self.preprocess is None else self.preprocess.to_json()
-        told = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
-        return asked_hash(common, step, self.weights, told, payload, held)
+        extra = {name: getattr(self, name) for name in TOLD if getattr(self, name) is not None}
+        return asked_hash(common, step, self.weights, extra, payload, held)
 
 
 COMMON = ("algorithm", "seed", "schema", "preprocess", "quantise")
-"""What of a header decides, besides the step and its arguments, what a client replies."""
+"""The fields of a header on which a reply depends, besides the step and its arguments."""
 
 TOLD = ("step", "cohort", "probability")
 
 
 def asked_hash(
-    common: dict[str, Any], step: str, weights: str | None, told: dict[str, Any], payload: Tree,
+    common: dict[str, Any], step: str, weights: str | None, extra: dict[str, Any], payload: Tree,
     held: Tree,
 ) -> str:  # fmt: skip
-    """The hash of what is asked in a step under secure aggregation, the same at server and site.
+    """The hash of the question of a step under secure aggregation, the same at server and site.
 
     held: the held values as the client has them, once they are up to date.
     """
-    return question_of(json.dumps(common, sort_keys=True), step, weights, told, payload, held)
+    return question_of(json.dumps(common, sort_keys=True), step, weights, extra, payload, held)
 
 
 KINDS: dict[str, type[Question]] = {cls.kind: cls for cls in (Hello, TryModel, EvaluateOwn, Phase)}
@@ -264,7 +264,7 @@ def read_schema(schema: Any) -> Schema | None:
 
 
 def read_preprocess(about: Any) -> Preprocessor | None:
-    """What is made of the rows of all sites, checked by what was sent alone."""
+    """The preprocessing of the rows of all sites, checked without reading rows."""
     if about is None:
         return None
     check_value("preprocess", about, dict[str, Any], ReplyError)

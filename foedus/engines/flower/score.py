@@ -1,4 +1,4 @@
-"""How a model does on the test rows of all sites: one average, under secure aggregation."""
+"""The score of a model on the test rows of all sites: one average, by secure aggregation."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class Score(Algorithm):
     """The accuracy, or the mean squared error, of the model of a run on the rows of all clients.
 
     At a site the rows of this algorithm are its test rows (`Holding.tested`). Averaged by rows, the
-    scores of clients are that of all rows together; under secure aggregation the server sees
-    nothing but that average.
+    scores of clients are that of all rows together; with secure aggregation the server sees only
+    that average.
 
-    algorithm: the one that has made the model.
+    algorithm: the algorithm that trained the model.
     """
 
     algorithm: Algorithm
 
     file: ClassVar[bytes] = b""
-    """The saved run, at the server: no setting, for sites get it as an argument of the step."""
+    """The saved run, at the server: not a setting, because sites receive it as an argument of the
+    step."""
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -1,11 +1,10 @@
-"""The side of the site in secure aggregation: what it demands, and its clients' part of the four
-phases.
+"""Secure aggregation at the site: its requirements, and its clients' part of the four phases.
 
 Every message is a new process, and Flower may start two at once, or send an answer before it has
-saved `context.state`. A client that could be taken back to an older state could be made to answer
-twice, and so to give away both of a client's secrets. So what a client must keep between two
-messages is a file in the site's `cache`, which a process takes away before it uses it, and writes
-anew before it answers. After the last phase it is gone.
+saved `context.state`. A client that is restored to an older state could be made to answer twice,
+and so to reveal both secrets of a client. So its state between two messages is a file in the site's
+`cache`, which a process removes before it uses it, and writes again before it answers. After the
+last phase it is deleted.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class Plain(SecureError):  # noqa: N818 - a reason
 
 @dataclass(frozen=True)
 class Demands:
-    """What a site asks of secure aggregation, as its node config says:
+    """The requirements of a site, from its node config:
 
-    secure="required"          nothing but empty replies in the clear; neighbours as many as "auto"
+    secure="required"          nothing but empty replies in the clear; neighbors as many as "auto"
                                gives
     secure_clients=3           the fewest clients in a sum
     secure_threshold=0.6       the lowest threshold; with secure="required" 2/3 unless given
@@ -77,9 +76,9 @@ class Demands:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Demands:
-        said = config.get("secure", "offered")
-        if said not in ("required", "offered"):
-            raise DataError(f'--node-config: secure={said!r} must be "required" or "offered"')
+        mode = config.get("secure", "offered")
+        if mode not in ("required", "offered"):
+            raise DataError(f'--node-config: secure={mode!r} must be "required" or "offered"')
         clients = config.get("secure_clients", 2)
         if type(clients) is not int or clients < 2:
             raise DataError(
@@ -91,7 +90,7 @@ class Demands:
                 f"--node-config: secure_noise={noise!r} must be a number that is not negative, "
                 "such as 1.0"
             )
-        required = said == "required" or noise > 0
+        required = mode == "required" or noise > 0
         threshold = config.get("secure_threshold", 2 / 3 if required else 0.5)
         if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
             raise DataError(f"--node-config: secure_threshold={threshold!r} must be from 0.5 to 1")
@@ -104,7 +103,7 @@ class Demands:
         return cls(required, clients, float(threshold), float(noise), float(least), states)
 
     def greeting(self, secure: Any) -> None:
-        """Refuse, before any training, a run that this site would not answer; `secure` are its
+        """Refuse, before any training, a run that this site would not answer; `secure`: its
         settings, or None.
         """
         if secure is not None:
@@ -113,17 +112,17 @@ class Demands:
             raise SecureError(_DEMANDED)
 
     def plain(self, step: str, secured: bool) -> None:
-        """Refuse to send a reply in the clear, where that is not allowed."""
+        """Refuse to send a reply in the clear if the policy forbids it."""
         if self.required or secured:
             why = _DEMANDED if self.required else "this run is under secure aggregation"
             raise Plain(f"the reply to {step} is not sent in the clear: {why}")
 
     def settings(self, config: Any) -> SecureAggregation:
-        """The settings of a run, if they are good enough for this site."""
+        """The settings of a run; raises if they do not meet the requirements of this site."""
         known = {"SecureAggregation": SecureAggregation, "DifferentialPrivacy": DifferentialPrivacy}
         settings = from_config(config, known, "secure")
         if not isinstance(settings, SecureAggregation):
-            raise ConfigError(f"secure: {str(config)[:80]!r} are no settings of secure aggregation")
+            raise ConfigError(f"secure: {str(config)[:80]!r} is not of secure aggregation")
         if settings.privacy is not None and settings.privacy.entropy is not None:
             raise SecureError("secure: entropy is for tests; this site draws its noise itself")
         if settings.threshold < self.threshold - 1e-9:
@@ -142,19 +141,19 @@ class Demands:
             )
         given = 0.0 if settings.privacy is None else settings.privacy.noise
         if given < self.noise:
-            said = (
+            problem = (
                 f"noise={given:.3g} is less than"
                 if given
                 else "the run has no differential privacy, with"
             )
             raise SecureError(
-                f"{said} the noise of {self.noise:.3g} that this site demands (secure_noise in its "
-                "node config)"
+                f"{problem} the noise of {self.noise:.3g} that this site demands (secure_noise in "
+                "its node config)"
             )
         return settings
 
     def memory(self, remembers: bool) -> None:
-        """Refuse algorithms whose clients remember something, unless they are allowed."""
+        """Refuse algorithms with client states, unless they are allowed."""
         if remembers and not self.states:
             raise SecureError(
                 "clients of this algorithm remember something, by which a server could tell one "
@@ -162,9 +161,7 @@ class Demands:
             )
 
     def offer(self, settings: SecureAggregation, question: Exchange, message: Tree) -> None:
-        """Refuse an offer that is for another exchange than the message says, or that is not good
-        enough.
-        """
+        """Refuse an offer for another exchange than the message, or below the requirements."""
         offer = Offer.read(message)
         if (offer.session, offer.round, offer.exchange) != (
             question.session,
@@ -201,8 +198,8 @@ _DEMANDED = (
 
 
 def signatures(config: dict[str, Any]) -> dict[str, Any]:
-    """By which a client signs its keys (`signing_key`, a file), and checks those of others
-    (`peers`, a file of their public keys by number).
+    """The functions with which a client signs its keys (`signing_key`, a file), and verifies those
+    of others (`peers`, a file of their public keys by number).
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -226,7 +223,7 @@ def signatures(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Secrets:
-    """What clients keep between the messages of a secure exchange: at most one state each, the
+    """Client states between the messages of a secure exchange: at most one for each client, the
     newest.
     """
 
@@ -241,7 +238,7 @@ class Secrets:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def take(self, client: int) -> Tree:
-        """The state of a client, which is then gone: of two processes, one gets it."""
+        """The state of a client, which is then removed: of two processes, one gets it."""
         mine = self.folder / f".{client}.{uuid.uuid4().hex}"
         try:
             (self.folder / f"{client}.bin").rename(mine)
@@ -256,8 +253,8 @@ class Secrets:
             mine.unlink()
 
     def takes_part(self, client: int, cohort: str, probability: float) -> bool:
-        """Whether a client takes part in a round: drawn once for a cohort, and kept, as all
-        exchanges of a round are of one sample.
+        """Whether a client takes part in a round: drawn once and kept, because all exchanges of a
+        round have one cohort.
         """
         path = self.folder / f"{client}.cohort"
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -285,8 +282,7 @@ class Secrets:
         settings: Callable[[Tree], SecureAggregation],
         **hooks: Any,
     ) -> Iterator[Any]:
-        """The client in its present state; what becomes of it is written before anything is
-        answered.
+        """The client in its current state; its new state is written before the answer is sent.
 
         offer: in the first phase. settings: of an exchange, by its offer.
         """
@@ -316,9 +312,9 @@ def phase(
 ) -> tuple[dict[str, Any], bytes]:
     """Header and body of the answer of these clients to one phase; the errors of each are its own.
 
-    parts: the question of each client asked. more: what `mask` needs of a client besides: its reply
-    and its weight. Under differential privacy all weigh the same, whatever the server says, and
-    replies are clipped and get noise.
+    parts: the question for each client. more: for `mask`, the reply and the weight of each client.
+    With differential privacy all have the same weight, whatever the server says, and replies are
+    clipped and get noise.
     """
     demands, name = Demands.of(config), question.phase
     assert name is not None
@@ -366,7 +362,7 @@ def phase(
                     if name == "unmask" and settings.privacy is None:
                         secrets.account.sum_of(i, offer["question"], message["survivors"].tolist())
             answers[i] = wire.encode(answer)
-        except (DivergenceError, ReplyError) as error:  # its words may quote the reply
+        except (DivergenceError, ReplyError) as error:  # its text may quote the reply
             warnings.warn(str(error), stacklevel=2)
             within = f"-{settings.range:g} .. {settings.range:g}"
             errors[str(i)] = (
@@ -388,8 +384,8 @@ def phase(
 def absent(
     question: Exchange, step: str, ids: list[int], config: dict[str, Any], cache: Path | None
 ) -> list[int]:
-    """Those of the clients who do not take part in this round, though they answer: nobody without
-    differential privacy.
+    """The clients that answer but do not take part in this round: none without differential
+    privacy.
     """
     if Demands.of(config).settings(question.secure).privacy is None:
         return []

@@ -1,5 +1,5 @@
-"""The side of the server: it greets the sites, checks them, runs the algorithms of a file, and
-brings the model home.
+"""The server: it greets the sites, checks them, runs the algorithms of a file, and saves the
+models.
 
 The file is TOML, in the form of `foedus.config.experiment` as far as the two have keys in common:
 
@@ -27,7 +27,7 @@ The file is TOML, in the form of `foedus.config.experiment` as far as the two ha
     evaluate_every = 5                # rounds; a site answers `evaluations_a_day`
 
     [aggregation]                     # how replies are averaged, if not by adding them up
-    type = "SecureAggregation"        # the server sees averages and sums alone; further keys are
+    type = "SecureAggregation"        # the server sees only averages and sums; further keys are
                                       # its settings
 
     [federation]
@@ -114,7 +114,7 @@ _FEDERATION = {"clients": int, "min_clients": int, "timeout": Number, "patience"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file asks for."""
+    """The contents of a file."""
 
     algorithms: dict[str, Algorithm]
     fit: FitPreprocessing
@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def metrics(self) -> list[str] | None:
-        """The names of metrics that sites are asked for; `None`: none, and no loss either."""
+        """The names of metrics to request from sites; `None`: neither metrics nor loss."""
         get = self.options.get
         about = get("metrics", ()), get("per_client", False), get("stop"), get("keep_best")
         growth = get("stop_on_growth", False)
@@ -201,7 +201,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _check_measures(plan: Plan) -> None:
-    """Refuse, before any site is asked, what sites cannot measure."""
+    """Raise, before any site is asked, for metrics that sites cannot measure."""
     if plan.metrics is None:
         return
     if not plan.options.get("evaluate_every", 1):
@@ -215,7 +215,7 @@ def _check_measures(plan: Plan) -> None:
 
 
 def _fit_of(data: dict[str, Any], aggregation: Any) -> FitPreprocessing:
-    """The preprocessing that [data] asks for."""
+    """The preprocessing of [data]."""
     given = data.get("categories", ())
     known = given if isinstance(given, dict) else {}
     for key, hint, table in (
@@ -239,8 +239,8 @@ def _fit_of(data: dict[str, Any], aggregation: Any) -> FitPreprocessing:
 
 @dataclass(eq=False)
 class Sites:
-    """What the server knows of a federation of sites, in the place of a `Federation`: who they are
-    and how many rows they have.
+    """The server's view of a federation of sites, in place of a `Federation`: the sites and their
+    numbers of rows.
     """
 
     ids: np.ndarray
@@ -264,7 +264,8 @@ class Sites:
 
     @property
     def data(self) -> Any:
-        """No rows, but what a run asks of them; checksums stand for the rows that are elsewhere."""
+        """The attributes of `Data` that a run needs, without rows; checksums represent the rows of
+        the sites."""
         nothing = np.zeros((0, *self.spec.shape), np.float32)
         return types.SimpleNamespace(
             name="sites",
@@ -279,7 +280,7 @@ class Sites:
 
 
 def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
-    """The nodes that are there once `clients` are, or after `patience` seconds."""
+    """The connected nodes, as soon as there are `clients`, or after `patience` seconds."""
     began = time.monotonic()
     with linked():
         while (
@@ -299,13 +300,13 @@ def wait_for(grid: Any, clients: int, least: int, patience: float) -> list[int]:
     return nodes
 
 
-def _wrong(said: dict[str, Any], site: bool) -> str | None:
-    """What is wrong with the greeting of an untrusted site, if anything."""
+def _wrong(greeting: dict[str, Any], site: bool) -> str | None:
+    """The reason why the greeting of an untrusted site is invalid, or None."""
 
     def whole(v: Any, least: int, most: int) -> bool:
         return type(v) is int and least <= v <= most
 
-    clients, rows = said.get("clients"), said.get("rows")
+    clients, rows = greeting.get("clients"), greeting.get("rows")
     if (
         not isinstance(clients, list)
         or not clients
@@ -318,17 +319,17 @@ def _wrong(said: dict[str, Any], site: bool) -> str | None:
         or not all(whole(n, 1, 2**40) for n in rows)
     ):
         return "no numbers of rows"
-    name = said.get("name")
+    name = greeting.get("name")
     if not isinstance(name, str) or len(name) > 100 or not name.isprintable():
         return "no name, or one that is too long or cannot be printed"
     if not site:  # a shard of a simulation
         return None
-    if len(clients) != 1 or not whole(said.get("checksum"), 0, 2**32 - 1):
+    if len(clients) != 1 or not whole(greeting.get("checksum"), 0, 2**32 - 1):
         return "no checksum, or several clients"
-    tested = said.get("test_rows")
+    tested = greeting.get("test_rows")
     if not isinstance(tested, list) or len(tested) != 1 or not whole(tested[0], 0, 2**40):
         return "no number of test rows"
-    if not isinstance(said.get("measures", True), bool | str):
+    if not isinstance(greeting.get("measures", True), bool | str):
         return "something else than whether it measures"
     return None
 
@@ -336,42 +337,42 @@ def _wrong(said: dict[str, Any], site: bool) -> str | None:
 def greet(
     line: Line, nodes: list[int], question: dict[str, Any], site: bool = False
 ) -> dict[int, dict[str, Any]]:
-    """Ask every node who it is; those with errors are named and left aside.
+    """Greet every node; nodes with errors are named and left out.
 
-    Returns what the others said, by node.
+    Returns the greetings of the others, by node.
     """
     found = line.post("query.hello", dict.fromkeys(nodes, question))
     good: dict[int, dict[str, Any]] = {}
     whose: dict[int, str] = {}
     for node in nodes:
         try:
-            said = answers.header_of(found[node])
-            if wrong := _wrong(said, site):
+            greeting = answers.header_of(found[node])
+            if wrong := _wrong(greeting, site):
                 raise ReplyError(f"its greeting has {wrong}")
         except FoedusError as error:
             warnings.warn(f"node {node} does not take part: {error}", stacklevel=2)
             continue
-        for client in said["clients"]:
+        for client in greeting["clients"]:
             if client in whose:
                 raise ConfigError(
-                    f"two sites are client {client}: {whose[client]} and {said['name']!r} (node "
-                    f"{node}); give each a number of its own"
+                    f"two sites are client {client}: {whose[client]} and {greeting['name']!r} "
+                    f"(node {node}); give each a number of its own"
                 )
-            whose[client] = f"{said['name']!r} (node {node})"
+            whose[client] = f"{greeting['name']!r} (node {node})"
             line.nodes[client] = node
-            line.names[client] = said["name"]
-        good[node] = said
+            line.names[client] = greeting["name"]
+        good[node] = greeting
     return good
 
 
 def _roster(
-    folder: Path, line: Line, said: dict[int, dict[str, Any]], plan: Plan
+    folder: Path, line: Line, greetings: dict[int, dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
-    """Who takes part, with which rows and which preprocessing: as it was, where a training goes on;
-    sites that are not there now may come back.
+    """The participating sites with their rows and preprocessing: as before, if a run is resumed;
+    absent sites may come back.
     """
     path = folder / "roster.json"
-    own = {s["clients"][0]: s for s in said.values()}
+    own = {s["clients"][0]: s for s in greetings.values()}
     if not (path.exists() and any(folder.glob("*.checkpoint.safetensors*"))):
         made, about = _fitted(line, own, plan)
         ids = sorted(i for i in own if i in line.nodes)
@@ -401,7 +402,7 @@ def _roster(
                 "to begin anew"
             )
         line.names.setdefault(i, roster["names"][str(i)])
-        line.nodes.setdefault(i, -1)  # nobody has this number: it is not connected
+        line.nodes.setdefault(i, -1)  # an id that no connected node has
     for i in sorted(set(own) - set(roster["ids"])):
         warnings.warn(
             f"client {line.name(i)} was not there when the training began, and does not take part",
@@ -414,8 +415,8 @@ def _roster(
 def _fitted(
     line: Line, own: dict[int, dict[str, Any]], plan: Plan
 ) -> tuple[Preprocessor, dict[str, Any]]:
-    """What is made of all sites' rows, fitted among them, and what that has cost; sites that are
-    implausible are named, and leave the line.
+    """The preprocessing, fitted among the sites, and its cost; implausible sites are named and left
+    out.
     """
     ids, columns, plain = sorted(own), len(plan.fit.columns), plan.spec(1)
     spec = RawSpec((columns,), plain.classes, plain.outputs)
@@ -439,7 +440,7 @@ def _fitted(
 
 
 def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
-    """Greet the sites, run every algorithm of the plan, and write what comes out of it."""
+    """Greet the sites, run every algorithm of the plan, and write the results."""
     line = Line(grid, {}, timeout=plan.timeout, min_clients=plan.min_clients)
     nodes = wait_for(grid, plan.clients, plan.min_clients, plan.patience)
     schema = {
@@ -461,17 +462,17 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     question["secure"] = (
         to_config(aggregation) if isinstance(aggregation, SecureAggregation) else None
     )
-    said = greet(line, nodes, question, site=True)
+    greetings = greet(line, nodes, question, site=True)
     if len(line.nodes) < plan.min_clients:
         raise TooFewClients(
             f"{len(line.nodes)} sites can take part, at least {plan.min_clients} must; see the "
             "warnings above"
         )
     secure = question["secure"] is not None
-    line.tested = {} if plan.metrics is None else _measuring(line, said, secure)
+    line.tested = {} if plan.metrics is None else _measuring(line, greetings, secure)
     folder.mkdir(parents=True, exist_ok=True)
     line.common = {"schema": schema, "preprocess": None, "foedus": __version__}
-    roster = _roster(folder, line, said, plan)
+    roster = _roster(folder, line, greetings, plan)
     line.common["preprocess"] = roster["preprocess"]
     made = Preprocessor.from_json(roster["preprocess"])
     spec = plan.spec(len(made.feature_names or ()))
@@ -498,7 +499,7 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
         result.history.to_csv(folder / f"{label}.csv", index=False)
         table = try_model(line, result, file, algorithm, seed)
         if sum("kept" in entry for entry in table) > 1 and question["secure"] is not None:
-            tested = {s["clients"][0]: s["test_rows"][0] for s in said.values()}
+            tested = {s["clients"][0]: s["test_rows"][0] for s in greetings.values()}
             table.append(score_of_all(line, tested, spec, algorithm, file, plan.options))
         files.replace(folder / f"{label}.sites.json", [json.dumps(table, indent=1).encode()])
         files.replace(card_path(file), [result.card(file, scores=table).encode()])
@@ -507,12 +508,12 @@ def train(grid: Any, plan: Plan, folder: Path) -> dict[str, Run]:
     return runs
 
 
-def _measuring(line: Line, said: dict[int, dict[str, Any]], secure: bool) -> dict[int, int]:
-    """Numbers of test rows of the sites that give sums over them; the others are named, and take
-    part in all else.
+def _measuring(line: Line, greetings: dict[int, dict[str, Any]], secure: bool) -> dict[int, int]:
+    """Numbers of test rows of the sites that send sums over them; the others are named, and take
+    part in everything else.
     """
     found, refused = {}, []
-    for client, answer in sorted((s["clients"][0], s) for s in said.values()):
+    for client, answer in sorted((s["clients"][0], s) for s in greetings.values()):
         old = f"foedus {messages.shown(answer.get('foedus'))} there does not measure"
         why = answer.get("measures", old)
         if why is True and answer["test_rows"][0]:
@@ -542,7 +543,7 @@ def _written(classes: Sequence[str] | None) -> tuple[Any, ...] | None:
 def try_model(
     line: Line, result: Run, path: Path, algorithm: Algorithm, seed: int
 ) -> list[dict[str, Any]]:
-    """Send the final model to every site, and ask how it does on the site's test rows."""
+    """Send the final model to every site, and ask for its score on the site's test rows."""
     if algorithm.personal and algorithm.predictor(result.state) is None:
         return []
     question = {**line.common, "algorithm": to_config(algorithm), "seed": seed, "session": ""}
@@ -567,7 +568,7 @@ def score_of_all(
     line: Line, tested: dict[int, int], spec: Spec, algorithm: Algorithm, path: Path,
     options: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """The score of a model on the test rows of all sites together, where sites keep their own.
+    """The score of a model on the test rows of all sites together, under secure aggregation.
 
     tested: numbers of test rows, by client.
     """
@@ -589,7 +590,7 @@ def score_of_all(
 
 
 def _columns(result: Run, metrics: Sequence[str] | None) -> str:
-    """The metrics of all sites' test rows that were measured last."""
+    """The latest metrics on the test rows of all sites."""
     if metrics is None:
         return ""
     usual = ["loss", "accuracy" if result.spec.classes else "mse"]

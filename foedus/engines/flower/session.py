@@ -1,9 +1,9 @@
-"""The side of the server: exchanges with sites through Flower's Grid.
+"""The server's exchanges with sites through Flower's Grid.
 
-A site that does not answer in time, or whose answer is no good (it cannot be decoded, has another
-form than was asked for, or belongs to another round or client; its numbers are looked at by
-`foedus.core.clients`), is left out of the rest of the round and named in the history; the round
-goes on with the others, as long as enough of them are left.
+A site that does not answer in time, or whose answer is invalid (it cannot be decoded, has a wrong
+form, or belongs to another round or client; `foedus.core.clients` checks its numbers), is left out
+of the rest of the round and named in the history; the round continues with the others, if enough of
+them are left.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _POLL = 0.05
 
 
 class LinkLost(FoedusError):  # noqa: N818 - what has happened
-    """The SuperLink no longer takes what this server sends; with a checkpoint, the run can go
-    on.
+    """The SuperLink no longer accepts messages of this server; with a checkpoint, the run can be
+    resumed.
     """
 
 
 @contextlib.contextmanager
 def linked() -> Iterator[None]:
     """Turn a refusal of the SuperLink into a readable error: it ends a run that a user stops, or
-    whose server it has not heard from for a minute.
+    whose server has sent no heartbeat for a minute.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def linked() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Line:
-    """The connection to all sites: Flower's Grid, who is where, how long to wait, and how many must
+    """The connection to all sites: Flower's Grid, the nodes of clients, timeouts, and how many must
     answer.
     """
 
@@ -73,32 +73,31 @@ class Line:
     nodes: dict[int, int]
     """The node of each client."""
     names: dict[int, str] = field(default_factory=dict)
-    """The names of clients, for people."""
+    """The names of clients, for messages."""
     timeout: float = 300.0
     min_clients: int = 1
     tested: dict[int, int] | None = None
-    """Numbers of test rows of the clients whose sites tell sums over them; `None`: of a simulation,
-    where all of them do."""
+    """Numbers of test rows of the clients whose sites send sums over them; `None`: a simulation, in
+    which all do."""
     common: dict[str, Any] = field(default_factory=dict)
-    """What every header says: schema and scaling, or the shard."""
+    """The fields of every header: schema and preprocessing, or the shard."""
     seconds: list[float] = field(default_factory=list)
-    """How long each exchange took."""
+    """The seconds of each exchange."""
     working: list[float] = field(default_factory=list)
-    """How long the slowest site worked on its answer."""
+    """The seconds that the slowest site computed."""
     sent: int = 0
     received: int = 0
-    """Bytes of bodies that went through Flower."""
+    """Bytes of bodies sent through Flower."""
 
     def post(
         self, kind: str, headers: dict[int, dict[str, Any]], body: bytes | dict[int, bytes] = b""
     ) -> dict[int, Message | str]:
-        """Send one message to each of these nodes and wait for the answers: a message, or why there
-        is none.
+        """Send one message to each of these nodes and wait for the answers: a message, or an error.
 
-        body: for all of them, or for each its own.
+        body: one for all nodes, or one for each.
 
-        Only ids that are still outstanding are asked for: Flower answers for one that was fetched
-        before with an error.
+        Only outstanding ids are requested: Flower answers with an error for an id that was fetched
+        before.
         """
         with linked():
             return self._post(kind, headers, body)
@@ -154,7 +153,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class SitesEngine:
-    """An engine for `fd.run` whose clients are at the other end of a line."""
+    """An engine for `fd.run` whose clients are reached through a `Line`."""
 
     line: Line
 
@@ -164,7 +163,7 @@ class SitesEngine:
 
 
 class FlowerSession(Session, SecureChannel):
-    """One run of one algorithm with the clients of a line."""
+    """One run of one algorithm with the clients of a `Line`."""
 
     def __init__(self, line: Line, algorithm: Algorithm, seed: int, spec: Spec):
         self.line, self.algorithm = line, algorithm
@@ -178,8 +177,8 @@ class FlowerSession(Session, SecureChannel):
         self.name = self.common["session"]
         self.seen: dict[int, int] = {}  # the version of the last answer of each client
         self.conditions = Conditions(trusted=False, measures=False)
-        self.lost: set[int] = set()  # those whose state is gone
-        self.excluded: set[int] = set()  # those who cannot come back
+        self.lost: set[int] = set()  # clients whose state is lost
+        self.excluded: set[int] = set()  # clients that cannot come back
         self.faults: dict[int, str] = {}
         self.forms = Forms(algorithm, spec, random.key(seed))
         self.round = 0
@@ -190,13 +189,13 @@ class FlowerSession(Session, SecureChannel):
         self.taking = 0
         self.secured = False
         self.config: SecureAggregation | None = None
-        # those who refuse to send what the last exchange asked for in the clear
+        # clients that refuse to send the last reply in the clear
         self.plain: set[int] = set()
 
     # -- exchanges ---------------------------------------------------------------------------------
 
     def exchange(self, ask: Ask) -> Iterator[tuple[Tensor, Tree, bool]]:
-        """Ask, and give the answers that are good, in order of client id."""
+        """Run an exchange, and return the valid answers, in order of client id."""
         asked, more = self.present(ask), self._about(ask)
         found = self.line.post(f"train.{ask.step}", *self._letters(ask, asked, more, lambda i: []))
         replies, faults = self._sorted(found, asked, more)
@@ -214,7 +213,7 @@ class FlowerSession(Session, SecureChannel):
             yield torch.tensor([i]), replies[i], False
 
     def present(self, ask: Ask) -> list[int]:
-        """An exchange begins: those who can be asked."""
+        """Begin an exchange: returns the clients that can be asked."""
         if ask.round != self.round:
             self.round, self.out, self.at_start = ask.round, set(), dict(self.seen)
         if self.last != (ask.round, ask.exchange):  # late broadcasts make several of one exchange
@@ -238,7 +237,7 @@ class FlowerSession(Session, SecureChannel):
     def _sorted(
         self, found: dict[int, Message | str], asked: list[int], more: dict[str, Any]
     ) -> tuple[dict[int, Tree], dict[int, str]]:
-        """The replies that can be used, and why there is none, by client."""
+        """The valid replies, and the errors of the others, by client."""
         replies: dict[int, Tree] = {}
         faults: dict[int, str] = {}
         self.plain = set()
@@ -248,7 +247,7 @@ class FlowerSession(Session, SecureChannel):
                 good, bad = self._read(answer, mine, more)
                 replies |= good
                 faults |= bad
-            except Exception as error:  # whatever an untrusted site has sent
+            except Exception as error:  # any bytes from an untrusted site
                 why = (
                     str(error)
                     if isinstance(error, FoedusError)
@@ -258,7 +257,7 @@ class FlowerSession(Session, SecureChannel):
         return replies, faults
 
     def settle(self, ask: Ask, ids: Iterable[int]) -> None:
-        """The answers of these clients count: they are to go on from the states after it."""
+        """Accept the answers of these clients: they continue from the states after it."""
         for i in ids:
             self.before[i] = self.seen.get(i, 0)
             self.seen[i] = self._about(ask)["version"]
@@ -266,16 +265,16 @@ class FlowerSession(Session, SecureChannel):
     # -- secure aggregation (`foedus.aggregation.secure.aggregator`) -------------------------------
 
     def secure(self, config: SecureAggregation) -> SecureChannel:
-        """From now on sites are told that nothing but empty replies may be sent in the clear."""
+        """From now on, tell sites that only empty replies may be sent in the clear."""
         self.secured, self.config = True, config
         self.common["secure"] = to_config(config)
         return self
 
-    def question(self, ask: Ask, weights: str | None, told: dict[str, Any]) -> str:
-        """As `Step.hash` has it at a site."""
+    def question(self, ask: Ask, weights: str | None, extra: dict[str, Any]) -> str:
+        """The same as `Step.hash` at a site."""
         common = {name: self.common.get(name) for name in COMMON}
         held = {name: h.value for name, h in ask.held.items() if isinstance(h, HeldArrays)}
-        return asked_hash(common, ask.step, weights, told, ask.payload, held)
+        return asked_hash(common, ask.step, weights, extra, ask.payload, held)
 
     def phase(
         self,
@@ -283,16 +282,16 @@ class FlowerSession(Session, SecureChannel):
         phase: str,
         questions: dict[int, Tree],
         weights: str | None,
-        told: dict[str, Any],
+        extra: dict[str, Any],
     ) -> dict[int, Tree | SecureError]:
-        """Put the questions of a phase to clients; what a step is asked with goes with `mask`.
-        Answers, or why there is none.
+        """Send the questions of a phase to clients; the payload of a step is sent with `mask`.
+        Returns answers or errors.
 
-        told: what sites must know besides.
+        extra: additional fields of the header.
         """
         asked, more = (
             sorted(questions),
-            {**self._about(ask), "phase": phase, "weights": weights, **told},
+            {**self._about(ask), "phase": phase, "weights": weights, **extra},
         )
         letters = self._letters(
             ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
@@ -308,8 +307,8 @@ class FlowerSession(Session, SecureChannel):
         more: dict[str, Any],
         questions: Callable[[int], list[bytes]],
     ) -> tuple[dict[int, dict[str, Any]], dict[int, bytes]]:
-        """Headers and bodies by node: the message of each group of clients who are sent the same,
-        and what each client is asked besides.
+        """Headers and bodies by node: the message of each group of clients that are sent the same,
+        and the additional fields of each client.
         """
         headers, bodies = self._headers(asked, more), {}
         messages_ = (
@@ -347,7 +346,7 @@ class FlowerSession(Session, SecureChannel):
         }
 
     def _late(self, ids: list[int]) -> dict[str, Any]:
-        """What clients must know of delays."""
+        """The delays, for clients."""
         delays = self.conditions.delays
         if delays is None:
             return {}
@@ -361,7 +360,7 @@ class FlowerSession(Session, SecureChannel):
     def _read(
         self, answer: Message | str, mine: list[int], more: dict[str, Any]
     ) -> tuple[dict[int, Tree], dict[int, str]]:
-        """The replies in an answer that may be used, and what is wrong with the others."""
+        """The valid replies in an answer, and the errors of the others."""
         if isinstance(answer, str):
             raise ReplyError(answer)
         self.line.received += len(messages.body(answer))
@@ -385,9 +384,7 @@ class FlowerSession(Session, SecureChannel):
         return replies, faults
 
     def _misfits(self, ask: Ask, replies: dict[int, Tree]) -> dict[int, str]:
-        """Replies that cannot be what was asked for: of another form, or too large once dense where
-        the form is free.
-        """
+        """The invalid replies: of a wrong form, or too large once dense if the form is free."""
         large = [i for i, r in replies.items() if checks.dense_size(r) > checks.MOST]
         bad = dict.fromkeys(large, f"its reply stands for more than {checks.MOST} numbers")
         free = batch_of(getattr(self.algorithm, ask.step)) == "loop"
@@ -413,19 +410,19 @@ class FlowerSession(Session, SecureChannel):
         )
 
     def leave(self, faults: Mapping[int, str]) -> None:
-        """Leave these clients out of the rest of the round, if they are not yet."""
+        """Leave these clients out of the rest of the round."""
         for i, why in faults.items():
             if i not in self.out:
                 self._leave_out(i, why)
 
     def refuse(self, client: int, why: str) -> None:
-        """An answer that turned out to be no good: the client's state is to be as before it."""
+        """Reject an answer that turned out to be invalid: the client's state is restored."""
         self.seen[client] = self.before.get(client, 0)
         self._leave_out(client, why)
         self._enough(self.taking)
 
     def enough(self, ask: Ask) -> None:
-        """Stop where fewer clients of the round are left than must be."""
+        """Raise if too few clients of the round are left."""
         self.taking = ask.taking
         self._enough(ask.taking)
 
@@ -445,7 +442,7 @@ class FlowerSession(Session, SecureChannel):
         self.round, self.last = -1, (-1, -1)
 
     def readmit(self, ids: list[int], allowed: bool) -> None:
-        """Take clients who have lost their state back as newcomers, or exclude them."""
+        """Readmit clients that have lost their state as new ones, or exclude them."""
         self.lost -= set(ids)
         for i in ids:
             self.seen.pop(i, None)
@@ -461,8 +458,9 @@ class FlowerSession(Session, SecureChannel):
     # -- evaluation --------------------------------------------------------------------------------
 
     def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Each client's own model on its own test rows: sums by client; none for those who do not
-        answer. Outputs for single rows stay at their sites, which send the sums that metrics need.
+        """Each client's own model on its own test rows: sums by client; none for clients that do
+        not answer. Outputs for single rows stay at their sites, which send the sums that metrics
+        need.
         """
         ids, spec = self.ids.tolist(), self.forms.spec
         place = {i: p for p, i in enumerate(ids)}
@@ -512,7 +510,8 @@ class FlowerSession(Session, SecureChannel):
     # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
-        """Which answers the server has seen; what clients remember stays with them."""
+        """The versions of the answers that the server has received; client states stay at the
+        clients."""
         return {
             "sites": {
                 "session": self.common["session"],
@@ -532,4 +531,4 @@ class FlowerSession(Session, SecureChannel):
         self.excluded = set(saved["sites"]["excluded"])
 
     def close(self) -> None:
-        """The line stays open: others may use it."""
+        """The `Line` stays open for other runs."""

@@ -1,7 +1,7 @@
-"""A site's own rows: a file that never leaves it, checked against what the server expects before
-anything is learnt.
+"""A site's own rows: a file that never leaves it, checked against the server's schema before
+training.
 
-A site is told where its rows are by Flower's `--node-config`:
+Flower's `--node-config` tells a site where its rows are:
 
     data="/path/to/site.csv" label="target" client=2 name="Hungarian"
                         one client, from a CSV or Parquet file; optional: test=0.25, seed=0,
@@ -58,7 +58,7 @@ _MOST_NUMBERS = 1 << 29
 
 @dataclass(frozen=True)
 class Schema:
-    """What all sites' rows must look like.
+    """The schema of the rows of all sites.
 
     Args:
         columns: In order.
@@ -71,8 +71,8 @@ class Schema:
     texts: tuple[str, ...] = ()
 
     def check(self, raw: formats.Raw, where: str) -> tuple[np.ndarray, dict[str, tuple[str, ...]]]:
-        """The columns in the order of the schema, and the texts of those that hold text; an error
-        names what is missing or does not fit.
+        """The columns in the order of the schema, and the texts of text columns; raises if a column
+        is missing or does not fit.
         """
         found, ours = list(raw.feature_names or []), raw.categories or {}
         missing = [c for c in self.columns if c not in found]
@@ -110,7 +110,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Site:
-    """A site's rows as they are in its file (missing values and all), and who it is."""
+    """A site's rows as in its file, including missing values, with its name and id."""
 
     x: np.ndarray
     y: np.ndarray
@@ -122,7 +122,7 @@ class Site:
     raw: Unprepared
 
     def federation(self, fitted: Preprocessor | None = None) -> Federation:
-        """The site as a federation of one client: raw rows, or as a preprocessing makes them."""
+        """The site as a federation of one client: raw rows, or preprocessed."""
         x, x_test = self.x, self.x_test
         if fitted is not None:
             width = len(fitted.feature_names or ())
@@ -138,7 +138,7 @@ class Site:
         return Federation(data, rows, offsets, test_rows, test_offsets, np.array([self.client]))
 
     def checksum(self, key: bytes) -> int:
-        """A number that changes with the rows, and tells nothing of them without the key."""
+        """A checksum of the rows, which reveals nothing about them without the key."""
         parts = [np.ascontiguousarray(p) for p in (self.x, self.y, self.x_test, self.y_test)]
         found = hashlib.blake2b(digest_size=4, key=key)
         found.update(json.dumps([self.raw.names, dict(self.raw.categories)]).encode())
@@ -149,8 +149,8 @@ class Site:
 
 
 def _finite(raw: Unprepared, x: np.ndarray, fitted: Preprocessor) -> np.ndarray:
-    """Prepared rows; numbers beyond single precision are clipped, and missing ones that nothing
-    replaces are 0: an error would tell something of a row.
+    """Preprocessed rows; numbers beyond single precision are clipped, and missing ones without an
+    imputed value are 0: an error would reveal something about a row.
     """
     most = float(np.finfo(np.float32).max)
     if fitted.fill is None:
@@ -197,8 +197,8 @@ def read_site(config: dict[str, Any], schema: Schema) -> Site:
 
 
 def read_table(config: dict[str, Any], schema: Schema) -> tuple[formats.Raw, str]:
-    """The table of a site, and how errors call it: a CSV or Parquet file, or what a function of the
-    site's own returns.
+    """The table of a site, and its name in errors: a CSV or Parquet file, or the result of a
+    function at the site.
     """
     label, only = config.get("label"), {*schema.columns}
     if "loader" in config:
@@ -214,8 +214,8 @@ def read_table(config: dict[str, Any], schema: Schema) -> tuple[formats.Raw, str
 
 
 def loaded(name: str, folder: str) -> Any:
-    """The DataFrame that a function of the site's own returns: "module:function", where the module
-    is a file in the folder of the site's policy, or installed.
+    """The DataFrame that a function at the site returns: "module:function", where the module is a
+    file in the folder of the site's policy, or installed.
     """
     module_name, _, function = name.partition(":")
     path = Path(folder) / f"{module_name}.py"
@@ -228,7 +228,7 @@ def loaded(name: str, folder: str) -> Any:
         else:
             module = importlib.import_module(module_name)
         frame = getattr(module, function)()
-    except Exception as error:  # whatever the site's own code does
+    except Exception as error:  # any exception of the site's own code
         raise DataError(f"loader={name!r} failed: {error!r}") from error
     if not is_frame(frame):
         raise DataError(

@@ -1,13 +1,14 @@
 """The resident worker of a site: it answers messages with the foedus that is installed here.
 
-A SuperNode with `--isolation process` gives its tasks to the process that asks for them at its
+A SuperNode with `--isolation process` gives its tasks to the process that requests them at its
 Runtime API, on loopback. Flower's own executor unpacks the app bundle that came over the network
-and runs its code. This worker never looks at the bundle: it takes the message out of the task,
-answers it by `foedus.engines.flower.client.SiteApp`, and sends the answer back. What a site runs is
-therefore decided by what is installed there, and by nothing that a server sends.
+and runs its code. This worker never reads the bundle: it takes the message out of the task, answers
+it by `foedus.engines.flower.client.SiteApp`, and sends the answer back. So a site runs only code
+that is installed there, and nothing that a server sends.
 
-A child process works, so that one that is killed (out of memory, say) takes nothing with it: the
-parent, in which everything is imported already, reports the task as failed and forks the next one.
+A child process computes the answer, so that the worker survives if it is killed (for example, out
+of memory): the parent, in which everything is imported already, reports the task as failed and
+forks the next child.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Worker:
     """Works for the SuperNode whose Runtime API is at `address` ("127.0.0.1:PORT").
 
     Args:
-        address: Where the SuperNode gives out its tasks.
-        secret: What the SuperNode was started with (`--superexec-auth-secret-file`), so that no
-            other user of this machine is given a task.
+        address: The Runtime API of the SuperNode.
+        secret: The secret of the SuperNode (`--superexec-auth-secret-file`), so that no other user
+            of this machine gets a task.
         code: "module:name" of algorithms that are importable here; not from any message.
         policy: The file of the site's policy; its settings take the place of a node config.
-        bell: The end of a pipe on which the SuperNode says that there is a task.
-        pause: Seconds between two questions for a task without the bell.
+        bell: The end of a pipe on which the SuperNode signals a task.
+        pause: Seconds between two requests for a task without the bell.
     """
 
     address: str
@@ -66,7 +67,7 @@ class Worker:
         import foedus.engines.flower.client  # noqa: F401 - for the children
 
         torch.set_num_threads(1)
-        token = mmap.mmap(-1, 4096)  # of the task at hand, for the parent to read
+        token = mmap.mmap(-1, 4096)  # token of the current task, for the parent
         while True:
             began, pid = time.monotonic(), os.fork()
             if pid == 0:
@@ -89,7 +90,7 @@ class Worker:
             time.sleep(max(0.0, 0.5 - (time.monotonic() - began)))
 
     def work(self, token: Any) -> None:
-        """Take up one task after the other; `token` is where the one at hand is noted."""
+        """Answer one task after the other; `token` holds the token of the current one."""
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
 
@@ -111,7 +112,7 @@ class Worker:
             raise Ended
 
     def answer(self, client: RuntimeHttpClient) -> None:
-        """Answer the message of one task. The app bundle that comes with it is left aside."""
+        """Answer the message of one task. The app bundle that comes with it is ignored."""
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
         from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
@@ -159,7 +160,7 @@ class Worker:
             )
             interceptors.append(signed)
         retry = make_simple_http_retry_invoker()
-        if once:  # it would end this process where a child had finished before it was killed
+        if once:  # it would end this process if a child had finished before it was killed
             retry.should_giveup = lambda error: True
         return RuntimeHttpClient.from_server_address(
             server_address=self.address, insecure=True, root_certificates=None,

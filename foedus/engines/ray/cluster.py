@@ -1,6 +1,4 @@
-"""A connection to Ray, the worker processes that it gives us, and what it takes to replace one that
-is lost.
-"""
+"""A connection to Ray, its worker processes, and the replacement of lost ones."""
 
 from __future__ import annotations
 
@@ -20,16 +18,16 @@ PATIENCE = 60.0
 """Seconds to wait for workers that the cluster has room for."""
 
 TRIES = 3
-"""How often a worker may be lost in one exchange: what kills it every time is no accident."""
+"""How often a worker may be lost in one exchange: repeated losses have a systematic cause."""
 
 _connections = 0
-"""How many of ours use the connection that the first of them made; the last one out closes it."""
+"""The number of engines that use the connection; the last one closes it."""
 
 
 def load_ray() -> Any:
     """The ray module, imported only when it is needed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # what Ray would warn about otherwise
+    # otherwise Ray warns
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -41,8 +39,8 @@ def load_ray() -> Any:
 
 
 class Cluster:
-    """Ray, started here or attached to; closing it ends the workers, and of Ray itself only what
-    was started here.
+    """Ray, started here or attached to; closing it ends the workers, and Ray only if it was started
+    here.
     """
 
     def __init__(
@@ -55,8 +53,8 @@ class Cluster:
             else os.cpu_count() or 1
         )
         own = address is None and not self.ray.is_initialized()
-        # On a machine of our own the workers share its cores; on a cluster a worker takes one,
-        # unless told otherwise.
+        # On a single machine the workers share its cores; on a cluster a worker takes one, unless
+        # `resources` says otherwise.
         share = max(1, cores // (workers or cores)) if own else 1
         self.resources = {"CPU": share, **(resources or {})}
         self.threads = max(1, int(self.resources["CPU"]))
@@ -71,7 +69,7 @@ class Cluster:
             raise
 
     def _connect(self, address: str | None, cpus: float | None) -> bool:
-        """Connect, unless that is done; returns whether the connection is ours."""
+        """Connect if necessary; returns whether the connection was made here."""
         global _connections
         ray = self.ray
         if ray.is_initialized():
@@ -82,7 +80,7 @@ class Cluster:
                     "already"
                 )
             if _connections == 0:
-                return False  # somebody else's, who will close it
+                return False  # not ours: its owner closes it
             _connections += 1
             return True
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -93,7 +91,7 @@ class Cluster:
             else:
                 _reach(address)
                 ray.init(address, **quiet)
-        # Ray has bare ones, such as that of a machine too busy to start it in time
+        # Ray raises bare ones, for example if it does not start in time
         except Exception as error:
             if isinstance(error, ConfigError):
                 raise
@@ -104,7 +102,7 @@ class Cluster:
         return True
 
     def _room(self, workers: int | None) -> int:
-        """How many workers to have; an error if the cluster has no room for them, busy or not."""
+        """The number of workers; raises if the cluster is too small for them even when idle."""
         need = {k: v for k, v in self.resources.items() if v}
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         room = sum(
@@ -123,7 +121,7 @@ class Cluster:
         return workers or room
 
     def _share(self, nodes: list[dict[str, float]]) -> str:
-        """What to do where there are too few GPUs."""
+        """The remedy for too few GPUs."""
         if not self.resources.get("GPU"):
             return ""
         if not any(n.get("GPU") for n in nodes):
@@ -166,9 +164,7 @@ class Cluster:
             self.ray.kill(worker)
 
     def close(self) -> None:
-        """End the workers that are kept, and the connection if it is ours and nobody else of ours
-        uses it.
-        """
+        """End the workers, and the connection if it was made here and no other engine uses it."""
         global _connections
         if self.ray.is_initialized():
             self.dismiss(self.idle)
@@ -182,9 +178,7 @@ class Cluster:
 
 @dataclass(eq=False)
 class Call:
-    """Something asked of a worker; `before` counts what had been asked of it since the last copy of
-    its states.
-    """
+    """A call to a worker; `before` counts the calls since the last copy of its states."""
 
     method: str
     args: tuple
@@ -193,7 +187,8 @@ class Call:
 
 
 class Shard:
-    """Some clients on a worker, and all it takes to have them on another one if that is lost."""
+    """Some clients on a worker, with everything needed to move them to another one if it is
+    lost."""
 
     def __init__(
         self, cluster: Cluster, worker: Any, ids: np.ndarray, opening: tuple, remembers: bool
@@ -202,9 +197,9 @@ class Shard:
         self.ids, self.opening, self.remembers = ids, opening, remembers
         self.clients = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids[0]} to {ids[-1]}"
         self.delays: tuple | None = None
-        self.copies: list[Any] = []  # of the states: all of them, then what has changed
+        self.copies: list[Any] = []  # copies of the states: all of them, then the changes
         self.asked = 0  # clients that may have changed since all were copied
-        self.since: list[tuple[str, tuple]] = []  # what has changed states since the last copy
+        self.since: list[tuple[str, tuple]] = []  # calls that changed states since the last copy
         self.lost = (
             self.ray.exceptions.RayActorError,
             self.ray.exceptions.ObjectLostError,
@@ -213,7 +208,7 @@ class Shard:
         )
 
     def start(self, method: str, *args: Any, repeat: tuple[str, tuple] | None = None) -> Call:
-        """Ask the worker; `repeat` is how to get the states that come of it once more."""
+        """Call the worker; `repeat` is the call that reproduces the resulting states."""
         call = Call(method, args, len(self.since), self._send(method, args))
         if repeat is not None and self.remembers:
             self.since.append(repeat)
@@ -236,7 +231,7 @@ class Shard:
         return self._persist(call, lambda answers: (self.ray.get(a) for a in answers))
 
     def _persist(self, call: Call, read: Any) -> Iterator[Answer]:
-        """All answers to a call, each once, from as many workers as it takes."""
+        """All answers to a call, each once, although workers may be lost and replaced."""
         seen = 0
         reason: BaseException | None = None
         for _ in range(TRIES):
@@ -287,7 +282,7 @@ class Shard:
             )
 
     def copied(self, call: Call, whole: bool) -> Tree:
-        """A copy has come: what came before it is no longer needed to get the states back."""
+        """Store a copy of the states: earlier calls are no longer needed to restore them."""
         done, found = self.finish(call)
         if not done:
             raise found
@@ -297,7 +292,8 @@ class Shard:
 
 
 def _reach(address: str) -> None:
-    """Refuse at once an address at which nobody listens: Ray itself would try for a long time."""
+    """Raise immediately for an address without a listener: Ray itself would retry for a long
+    time."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -309,11 +305,11 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         raise ConfigError(
-            f"address={address!r}: nobody answers there ({error}); is the Ray cluster running?"
+            f"address={address!r}: no answer ({error}); is the Ray cluster running?"
         ) from error
 
 
 def brief(error: BaseException) -> str:
-    """What Ray says, without the trace."""
+    """Ray's error message without the trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,14 +1,14 @@
 """The engine for more clients or data than one process holds: Ray workers, each with some of the
 clients.
 
-A worker is given its clients' rows once and runs the Local engine on them; keys depend on clients'
-ids, so the numbers are those of `fd.Local()`. Whatever only needs a sum is added up on the workers,
-and the workers' sums in order of client id. Client states stay where the clients are.
+A worker gets its clients' rows once and runs the Local engine on them; keys depend on clients' ids,
+so the numbers are those of `fd.Local()`. Sums are computed on the workers, and the workers' sums
+are added in order of client id. Client states stay on the workers.
 
 A worker that is lost is replaced. Client steps are pure functions, so its clients' part of the
-exchange is simply done again, from the states before it: those of the last copy, which the workers
-hand out every few exchanges, and the exchanges since, repeated. What the other workers did stands.
-The result is that of an undisturbed run, to the last bit.
+exchange is repeated from the states before it: those of the last copy, which the workers send every
+few exchanges, plus the exchanges since then. The results of the other workers are kept. The result
+is that of an undisturbed run, to the last bit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ repeat when a worker is lost.
 
 
 _GPUS = ("cuda", "xpu")
-"""Devices that Ray hands out as its resource "GPU"."""
+"""Devices that Ray assigns as its resource "GPU"."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class Ray(Settings):
     start of Ray.
 
     Args:
-        address: Of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on this
-            machine for the run, unless this process is connected to a cluster already.
+        address: Address of a running cluster, "HOST:PORT" or "auto"; without one, Ray is started on
+            this machine for the run, unless this process is connected to a cluster already.
         workers: Number of workers; by default as many as the machine has cores, or as the cluster
             has room for.
         resources: What Ray must reserve for each worker, such as {"CPU": 4}; a worker computes with
             as many threads as it has CPUs. By default the machine's cores are divided evenly, and
             on a cluster a worker takes one.
-        state_memory: Bytes of client states that a worker keeps in memory; the rest lies on disk.
+        state_memory: Bytes of client states that a worker keeps in memory; the rest is on disk.
         batch: As in `fd.Local`, on the workers.
         memory: As in `fd.Local`, on the workers.
-        device: As in `fd.Local`, of a worker: this process needs none. With "cuda" or "xpu" a
-            worker is given a GPU of its own, and there are as many workers as GPUs;
-            resources={"GPU": 0.25} lets four of them share one.
+        device: As in `fd.Local`, on the workers: this process needs none. With "cuda" or "xpu" each
+            worker has its own GPU, and there are as many workers as GPUs; resources={"GPU": 0.25}
+            lets four of them share one.
 
     Example:
         >>> with fd.Ray(workers=4) as engine:  # doctest: +SKIP
@@ -187,7 +187,7 @@ class RaySession(Session):
     def _asked(self, ask: Ask, method: str, *more: Tensor) -> list[tuple[Shard, Call]]:
         """Ask the workers that hold clients of an exchange.
 
-        What is sent goes into the object store once, and once to a node.
+        The payload is put into the object store once, and goes to each node once.
         """
         payload = self.ray.put(pack(ask.arguments))
         holder = torch.searchsorted(self.ends, torch.searchsorted(self.ids, ask.ids), right=True)
@@ -240,7 +240,7 @@ class RaySession(Session):
         return [found for _, found in answers]
 
     def _copy(self) -> None:
-        """Copies of the states, where it is time for one."""
+        """Copy the states, if a copy is due."""
         due = [(s, s.asked > 2 * len(s.ids)) for s in self.shards if len(s.since) >= COPY_EVERY]
         calls = [s.start("copy", whole) for s, whole in due]
         for (shard, whole), call in zip(due, calls, strict=True):
@@ -264,16 +264,16 @@ class RaySession(Session):
     def evaluate_own(self, metrics: Sequence[str] = ()) -> dict[str, Tensor]:
         """Where the algorithm is personal: each client's model on its own test rows.
 
-        Sums by client, in id order; metrics: what the outputs of all rows, client after client, are
-        wanted for, if anything.
+        Sums by client, in id order; metrics: the metrics that need the outputs of all rows, client
+        after client, if any.
         """
         return self._evaluated("evaluate_own", metrics)
 
     def evaluate_global(
         self, x: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Where the algorithm is personal: each client's model on the same rows, which are sent
-        once for all rounds.
+        """If the algorithm is personal: each client's model on the same rows, which are sent once
+        for all rounds.
         """
         kept = self._rows
         if (
@@ -328,8 +328,8 @@ class RaySession(Session):
 
 
 def _raise(errors: list[Exception], remedy: str) -> None:
-    """Raise what the workers report: the first error, or all clients whose numbers are no longer
-    finite in one.
+    """Raise the errors of the workers: the first one, or one for all clients whose numbers are not
+    finite.
     """
     not_finite = [e for e in errors if isinstance(e, DivergenceError) and hasattr(e, "what")]
     if 1 < len(errors) == len(not_finite) and len({e.what for e in not_finite}) == 1:

@@ -1,5 +1,5 @@
-"""Parts of a federation for worker processes: who gets which clients, and how states and trees
-travel there and back.
+"""Parts of a federation for worker processes: the division of clients, and the transport of states
+and trees.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from foedus.data.federation import Federation
 from foedus.errors import CheckpointError
 from foedus.storage.states import States
 
-# -- who gets what ---------------------------------------------------------------------------------
+# -- division of clients ---------------------------------------------------------------------------
 
 
 def cut(fed: Federation, parts: int) -> list[np.ndarray]:
-    """Positions of the clients of each part: neighbours in order of id, as many rows in each part
-    as whole clients allow.
+    """Positions of the clients of each part: neighbors in order of id, with about equal numbers of
+    rows.
     """
     order = np.argsort(fed.ids, kind="stable")
     parts = min(parts, len(fed))
     ends = np.cumsum(fed.sizes[order])
     middles = ends - fed.sizes[order] / 2
     starts = np.searchsorted(middles, ends[-1] * np.arange(1, parts) / parts)
-    # No part is empty, however unequal the clients are.
+    # No part is empty, even if clients are very unequal.
     for k in range(parts - 1):
         starts[k] = max(starts[k], starts[k - 1] + 1 if k else 1)
     starts = np.minimum(starts, len(fed) - np.arange(parts - 1, 0, -1))
@@ -125,7 +125,7 @@ def _alike(trees: list[Tree]) -> bool:
     return all(form(t) == form(trees[0]) for t in trees[1:])
 
 
-# -- how trees travel ------------------------------------------------------------------------------
+# -- transport of trees ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def pack(t: Tree) -> Tree:
 
 
 def unpack(t: Tree) -> Tree:
-    """The tree that was packed, in memory of its own: shared memory must not be written to."""
+    """The inverse of `pack`, copied: shared memory must not be written to."""
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, _Bits):
@@ -165,7 +165,7 @@ def unpack(t: Tree) -> Tree:
 
 
 def packed_sum(reduced: Reduced) -> Reduced:
-    """A partial sum, to be sent: as trees, because the structures of trees do not travel alone."""
+    """A partial sum, packed as trees, because structures of trees cannot be sent separately."""
     sums = reduced.total
     assert sums.total is not None
     sums.total, sums.rest, sums.form = (

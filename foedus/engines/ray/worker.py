@@ -1,8 +1,7 @@
-"""What a worker process does: it holds some of the clients and answers for them, with the Local
-engine.
+"""A worker process: it holds some of the clients and answers for them, with the Local engine.
 
-Every method returns (True, result) or (False, error): an error is an answer like any other, and
-comes back as itself. Results are packed (`foedus.engines.ray.shards.pack`).
+Every method returns (True, result) or (False, error): errors are returned with their own type.
+Results are packed (`foedus.engines.ray.shards.pack`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from foedus.storage.states import States
 
 Answer = tuple[bool, Any]
 _CHUNK = 1 << 20
-"""Bytes up to which replies are sent together: a message for each of many small replies would take
+"""Replies are sent together up to this number of bytes: a message for each small reply would take
 longer.
 """
 
@@ -48,9 +47,7 @@ def _answers(method: Callable) -> Callable:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself, if it can be sent; one that is not for the user to mend says where it
-    happened.
-    """
+    """The error itself, if it can be sent; an unexpected one gets its traceback as a note."""
     if not isinstance(error, FoedusError):
         error.add_note("In a worker:\n" + "".join(traceback.format_exception(error)).rstrip())
     try:
@@ -78,12 +75,12 @@ class Worker:
         nodes: list[type[tree.Node]],
         local: dict[str, Any] | None = None,
     ) -> None:
-        """Take some clients on.
+        """Load some clients.
 
         local: settings of `foedus.engines.local.Local`; its device is checked here, where it is.
         """
         torch.set_num_threads(threads)
-        # the user's own kinds of tree nodes, which no import has registered here
+        # the user's own types of tree nodes, which no import has registered here
         for node in nodes:
             if node.__name__ not in tree.NODES:
                 tree.node(static=node.tree_static)(node)
@@ -102,27 +99,27 @@ class Worker:
 
     @_answers
     def release(self) -> None:
-        """Let the clients go."""
+        """Release the clients."""
         del self.session
 
     @_answers
     def delay(self, delays: Any, longest: int) -> None:
-        """The clients' messages take time (`fd.Delayed`)."""
+        """Set the delays of the clients' messages (`fd.Delayed`)."""
         up, down = unpack(delays)
         self.session.delay(SomeDelays(up, down, longest))
 
     # -- exchanges ---------------------------------------------------------------------------------
 
     def _asked(self, ask: dict[str, Any], payload: Tree) -> Ask:
-        """The exchange, whose clients' states it will change."""
+        """The exchange; marks its clients' states as changed."""
         received = Ask(**unpack(ask), payload=unpack(payload))
         self.changed[torch.searchsorted(self.session.ids, received.ids)] = True
         return received
 
     @_answers
     def reduce(self, ask: dict[str, Any], payload: Tree, weights: Any) -> Any:
-        """The weighted sum of the replies, in double precision; how many clients replied, and what
-        they sent.
+        """The weighted sum of the replies, in double precision; the number of clients that replied,
+        and their bytes.
         """
         session = self.session
         return packed_sum(
@@ -145,7 +142,7 @@ class Worker:
 
     @_answers
     def repeat(self, ask: dict[str, Any], payload: Tree) -> None:
-        """An exchange whose replies have been had already: only the states matter."""
+        """Repeat an exchange for its states only; its replies are already known."""
         for _ in self.session.exchange(self._asked(ask, payload)):
             pass
 
@@ -166,7 +163,7 @@ class Worker:
         self.changed |= (self.session.states.slot >= 0) & ~before
         return found
 
-    # -- copies of the states, for whoever takes over if this process is lost ----------------------
+    # -- copies of the states, for the process that replaces this one if it is lost ---------------
 
     @_answers
     def copy(self, whole: bool) -> Any:
@@ -188,7 +185,7 @@ class Worker:
 
     @_answers
     def restore(self, *copies: Answer) -> None:
-        """Take up the states of copies, the oldest first."""
+        """Restore the states from copies, the oldest first."""
         for _, copy in copies:
             copy = unpack(copy)
             if "saved" in copy:

@@ -1,4 +1,4 @@
-"""Raw columns of a table in an ONNX graph: what `Preprocessor.transform` makes of them."""
+"""Raw columns of a table in an ONNX graph, as `Preprocessor.transform` processes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFUSED = "foedus: a number is {}infinite, which the model does not take"
 
 
 def emit_columns(graph: Graph, preprocess: Preprocessor) -> str:
-    """Rows as the model is given them (n, features), of one input (n, 1) for each column.
+    """The rows for the model (n, features), from one input (n, 1) for each column.
 
     Numbers are given in double precision, because shift and divisor were fitted in it: in single
     precision, 1000000.4 - 1000000 has an error of 0.02. Texts are strings, "" where one is missing.
@@ -37,12 +37,12 @@ def emit_columns(graph: Graph, preprocess: Preprocessor) -> str:
 
 
 def joined(graph: Graph, parts: list[str]) -> str:
-    """Columns beside each other."""
+    """Concatenate columns."""
     return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
 
 
 def emit_numbers(graph: Graph, preprocess: Preprocessor, x: str) -> str:
-    """Filled in, scaled and clipped, as `Preprocessor.apply` does it: double, then single."""
+    """Impute, scale and clip, as `Preprocessor.apply` does it: double, then single precision."""
     fill, shift, divisor = preprocess.fill, preprocess.shift, preprocess.divisor
     missing, infinite = graph.add("IsNaN", x), graph.add("IsInf", x)
     wrong = graph.add("Or", missing, infinite) if fill is None else infinite
@@ -61,8 +61,8 @@ def emit_numbers(graph: Graph, preprocess: Preprocessor, x: str) -> str:
 
 
 def emit_refusal(graph: Graph, x: str, wrong: str, name: str) -> str:
-    """x, or an error where any entry of `wrong` is true: of one zero, the second is taken, which
-    the standard calls an error.
+    """x, or a runtime error if any entry of `wrong` is true: the graph then reads the second of one
+    element, which the standard defines as an error.
     """
     every = graph.constant(np.array([0, 1]))
     count = graph.add("ReduceSum", graph.cast(wrong, torch.int64), every, keepdims=0)
@@ -72,7 +72,7 @@ def emit_refusal(graph: Graph, x: str, wrong: str, name: str) -> str:
 
 
 def emit_place(graph: Graph, name: str, known: tuple[str | None, ...], texts: str) -> str:
-    """The place of each text among those known (int64), -1 for others; "" is the missing one."""
+    """The index of each text among the known ones (int64), -1 for others; "" means missing."""
     if "" in known:
         raise ModelError(
             f"column {name!r} has the empty text among its categories, which in an ONNX file "

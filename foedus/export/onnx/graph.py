@@ -1,4 +1,4 @@
-"""ONNX graphs: nodes and constants under names that are made as they come."""
+"""ONNX graphs: nodes and constants with generated names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Graph:
     """A graph under construction: each call adds a node and returns the name of its output."""
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
-        """reserved: names that values inside must not have, nor begin with."""
+        """reserved: names that values inside must not have, and prefixes."""
         self.onnx = onnx_package()
         self.inputs: list[Any] = []
         self.nodes: list[Any] = []
@@ -84,7 +84,7 @@ class Graph:
         return self.add("Cast", x, to=getattr(self.onnx.TensorProto, kinds[dtype]))
 
     def module(self, module: nn.Module, x: str, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """The graph that PyTorch makes of a module for rows of `shape`."""
+        """The graph to which PyTorch exports a module, for rows of `shape`."""
         row, buffer = torch.zeros(2, *shape, dtype=dtype), BytesIO()
         settings: dict[str, Any] = {
             "input_names": ["x"],
@@ -98,7 +98,7 @@ class Graph:
             warnings.simplefilter("ignore")
             try:
                 torch.onnx.export(module, (row,), buffer, **settings)  # type: ignore[arg-type]
-            except Exception as error:  # whatever a user's module does
+            except Exception as error:  # any exception of a user's module
                 name = type(module).__name__
                 raise ModelError(f"PyTorch has no ONNX export of {name}: {error}") from error
         prefix = f"{self._name()}/"
@@ -126,7 +126,8 @@ class Graph:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="foedus")
 
     def _label(self, values: str) -> Any:
-        """The output "label": of the constant `values`, that at the place of the largest output."""
+        """The output "label": the entry of the constant `values` at the index of the largest
+        output."""
         helper = self.onnx.helper
         (kind,) = (c.data_type for c in self.constants if c.name == values)
         place = self.add("ArgMax", "outputs", axis=1, keepdims=0)

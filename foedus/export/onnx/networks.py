@@ -15,7 +15,7 @@ from foedus.models.mlp import MLP
 
 
 def emit_network(graph: Graph, model: Model, params: Params, x: str, spec: Spec) -> str:
-    """A model with its parameters; one that is not foedus' own by way of PyTorch."""
+    """A model with its parameters; other models than those of foedus are exported by PyTorch."""
     if not plain(model):
         kind = torch.int64 if spec.integers else torch.float32
         return graph.module(network(model, params, spec), x, spec.shape, kind)

@@ -1,6 +1,6 @@
 """Given predictors, which FedBoost learns to mix: q maps from rows to probabilities.
 
-A collection knows three things about its members: what a client derives from them on its own rows
+A collection has three functions for its members: what a client derives from them on its own rows
 (`prepare`, once), the loss of a mixture of some of them with its gradient in the weights (`loss`),
 and the message by which a client obtains them (`message`). Nothing is ever pickled: densities and
 networks are sent as arrays, scikit-learn estimators as skops archives, which are loaded only if
@@ -39,7 +39,7 @@ class Predictors(Settings):
     """As `Algorithm.spread`: how unequal the clients of a padded batch may be."""
 
     def remote(self) -> Self:
-        """The collection as seen by a site that has no members of its own."""
+        """The collection as seen by a site, which has only messages."""
         other = copy.copy(self)
         other.at_hand = False
         return other

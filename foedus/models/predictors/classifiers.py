@@ -224,7 +224,7 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
     try:
         with zipfile.ZipFile(BytesIO(data)) as files:
             size = sum(f.file_size for f in files.infolist())
-        if size > _SWELL * len(data):  # skops does not compress, so whoever did means harm
+        if size > _SWELL * len(data):  # skops does not compress, so this archive is an attack
             raise ModelError(
                 f"a predictor was sent as an archive of {len(data)} bytes that unpacks to {size}; "
                 "it is not loaded"
@@ -234,7 +234,7 @@ def unpack(archive: Tensor, trusted: Sequence[str] = ()) -> Any:
             return io.loads(data, trusted=list(trusted))
     except ModelError:
         raise
-    except Exception as error:  # what an untrusted client has sent can go wrong in any way
+    except Exception as error:  # any exception, for bytes of an untrusted client
         text = f"a predictor was sent that is not a readable skops archive: {error!r}"
         raise ModelError(text) from error
     raise ModelError(

@@ -72,7 +72,7 @@ class Densities(Predictors):
         elif bool(self.rest.any()):
             raise ModelError("rest is the share of a background: give that too")
         own = table if self.background is None else table - self.rest.unsqueeze(1) * self.background
-        own = torch.where(own.abs() <= 1e-6 * table, 0, own)  # what only rounding has left
+        own = torch.where(own.abs() <= 1e-6 * table, 0, own)  # rounding errors
         self.nonzero = own != 0
         self.counts = self.nonzero.sum(1)
         where = self.nonzero.nonzero()

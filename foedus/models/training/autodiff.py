@@ -1,4 +1,4 @@
-"""Gradients of several clients at once by autograd."""
+"""Gradients of several clients in one pass, by autograd."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from foedus.models.unbatched import batching_fails, raise_unbatched
 def gradients(
     function: Callable[..., tuple[Tensor, Params]], params: Params, *others: Any, model: Model
 ) -> tuple[Params, Tensor, Params]:
-    """Gradients in `params`, values, and what else `function` returns, of each client.
+    """Gradients in `params`, values, and other results of `function`, for each client.
 
-    Clients have parameters of their own, so the gradient of the sum of their values holds each
-    one's. It is one pass through what was batched, where `torch.func.vmap` of a gradient batches
-    every operation of the way back, too; see `derives_within` for when that is done all the same.
+    Each client has its own parameters, so the gradient of the sum of their values contains the
+    gradient of each. This is one backward pass through the batched graph, while `torch.func.vmap`
+    of a gradient batches every operation of the backward pass as well; see `derives_within` for the
+    cases in which the latter is used.
 
     Args:
         function: Of parameters and others, of one client: a value, and tensors that need none.
@@ -52,7 +53,7 @@ def gradients(
 
 
 def _first(values: Any) -> Any:
-    """The only client's part of tensors in tuples, lists and dictionaries."""
+    """The tensors in tuples, lists and dictionaries without the dimension of the single client."""
     if isinstance(values, Tensor):
         return values[0]
     if isinstance(values, dict):
@@ -61,8 +62,8 @@ def _first(values: Any) -> Any:
 
 
 def _apart(grads: Iterable[Tensor]) -> list[Tensor]:
-    """Gradients of which no two numbers share memory: those of two added parameters may be one
-    tensor, and that of a sum has strides of 0.
+    """Gradients without shared memory: those of two added parameters may be the same tensor, and
+    that of a sum has strides of 0.
     """
     seen: set[int] = set()
     apart = []
@@ -75,7 +76,7 @@ def _apart(grads: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _batched(function: Callable, model: Model) -> Callable[..., Any]:
-    """`torch.func.vmap`, with an error that says what to do about a model that it cannot batch."""
+    """`torch.func.vmap`, with an error that names the remedy for a model that it cannot batch."""
     batched = torch.func.vmap(function)
 
     def call(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compiled training (`foedus.kernels`): which models, losses and data it knows, and its call."""
+"""The models, losses and data that compiled training (`foedus.kernels`) supports, and its call."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from foedus.models.mlp import MLP
 from foedus.models.module import Module
 
 _LARGE_STEP, _LARGE_NET = 1 << 22, 1 << 20
-"""Multiplications of a step from which threads pay; weights that no core's cache holds."""
+"""Multiplications of a step from which several threads are faster; the number of weights beyond the
+cache of a core."""
 
 LOSSES = (CrossEntropy, Squared, Logistic, Huber)
-"""Those that compiled code knows, by its numbers."""
+"""The losses that compiled code supports, with their numbers."""
 
 
 def train(
     model: Model, loss: Loss, params: Params, more: Params, x: Tensor, y: Tensor, used: Tensor,
     shares: Tensor, steps: Tensor, masks: Masks, lr: float, keep: float,
 ) -> None:  # fmt: skip
-    """All steps of a batch of clients, in place: w <- keep w - lr (the mini-batch's slope + more).
+    """All steps of a batch of clients, in place: w <- keep w - lr (mini-batch gradient + more).
 
     Args:
-        model: A model that `knows` has been asked about, as all that follows.
+        model: A model that compiled training supports (`knows`), as all arguments.
         loss: Its loss.
         params: The parameters of all clients.
-        more: What is added to their gradients.
+        more: Terms that are added to their gradients.
         x: Rows.
         y: Labels or targets.
         used: The numbers of the rows of each step (most, c, b).
@@ -124,9 +125,9 @@ def _parts_of(name: str, parts: tuple[str, ...], params: Params) -> list[Tensor 
 
 
 def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], batch: int) -> bool:
-    """Whether compiled training is there for such a training, and the faster way.
+    """Whether compiled training supports these settings, and is faster.
 
-    It gives every client to one thread.
+    Each client is trained by one thread.
     """
     known = layers_of(model, args["params"], x) is not None and type(loss) in LOSSES
     if not kernels.ready or not known or x.device.type != "cpu":

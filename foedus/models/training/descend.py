@@ -1,4 +1,4 @@
-"""Mini-batch training of a batch of clients at once."""
+"""Mini-batch training of a batch of clients."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from foedus.models.training.schedule import batch_schedule
 from foedus.models.training.settings import Training
 
 _BLOCK_BYTES = 1 << 21
-"""Rows are collected for several steps at once, in blocks of about this size: still in cache."""
+"""Rows are gathered for several steps together, in blocks of about this size, which fit the
+cache."""
 
 _STEP_BYTES, _STATE_BYTES, _FEWEST = 1 << 22, 1 << 25, 4
-"""Sizes of one step's rows, and of the parameters with all that belongs to them, of the clients
-that are trained at a time; and their least number.
+"""Limits for the clients that are trained together: size of the rows of a step, size of the
+parameters with their gradients and moments; and the least number of clients.
 """
 
 _TRAINED = ("params", "correction", "memory")
-"""Of the arguments of a training, those that are on the device of the rows while it goes on."""
+"""The arguments of a training that are moved to the device of the rows."""
 
 
 def descend(
@@ -77,7 +78,7 @@ def descend(
     shared = (*shared, data.table_w, frozen, round)
     if data.index.dim() == 2:
         if memory:
-            raise TypeError("a stacked step has no memory of its own: leave the decorator out")
+            raise TypeError("a stacked step cannot keep memory: leave the decorator out")
         clients = len(data.index)
         args["params"] = {k: v.expand(clients, *v.shape) for k, v in params.items()}
         if correction is not None:
@@ -101,7 +102,7 @@ def descend_to(
 
 @batched
 def _descend_to(args: dict[str, Any], shared: tuple) -> Params:
-    """Every row is one client's, so the targets of all clients fit into one table."""
+    """Every row belongs to one client, so the targets of all clients fit into one table."""
     how, model, loss, table_x, *round = shared
     target, real = args.pop("target"), args["weight"] > 0
     table_y = target.new_zeros(len(table_x), target.shape[-1], device=table_x.device)
@@ -170,7 +171,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     if model.closed_form:
         table_x = table_x.flatten(1)
     row_bytes = table_x[:1].numel() * table_x.element_size()
-    # networks under autograd pay for every call; closed forms are faster on what the cache holds
+    # autograd has a cost per call; closed forms are faster on blocks that fit the cache
     many = clients
     if model.closed_form:
         gradients = {} if in_place else params
@@ -183,7 +184,7 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
     many = -(-clients // -(-clients // many))
 
     def train(low: int, high: int) -> None:
-        """All steps of some of the clients."""
+        """All steps of a part of the clients."""
         own, own_memory, own_constant = params, memory, constant
         if (low, high) != (0, clients):
             own = {k: v[low:high] for k, v in params.items()}
@@ -260,12 +261,13 @@ def _descend(args: dict[str, Any], shared: tuple) -> dict[str, Any]:
 
 
 def _own(values: Any) -> Any:
-    """Copies of a tree's tensors, to be written over."""
+    """Copies of a tree's tensors, for updates in place."""
     return tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), values)
 
 
 def _constant(args: dict[str, Any], prox: float) -> Params:
-    """What is added to every gradient: the correction, and the pull's constant part."""
+    """The term that is added to every gradient: the correction, and the constant part of the
+    proximal term."""
     constant = dict(args.get("correction") or {})
     if prox:
         start = args["params"]

@@ -19,7 +19,7 @@ from foedus.models.training.autodiff import gradients
 from foedus.models.training.compiled import LOSSES, knows
 
 _SMALL_NET = 1 << 14
-"""Parameters of a network up to which compiled loops are the faster way to its full gradient."""
+"""Number of parameters up to which compiled loops are faster for full gradients."""
 
 
 def gradient(model: Model, loss: Loss, params: Params, data: Rows) -> Params:
@@ -38,7 +38,7 @@ def value_and_gradient(
 
 
 def _whole(params: Params, data: Rows) -> dict[str, Any]:
-    """All rows of a client, where the table lies, with their shares in its objective."""
+    """All rows of a client on the device of the table, with their shares in its objective."""
     x, y, _ = data.there
     weight = shares(data.counted).to(x.device)
     return {"params": to(x.device, params), "x": x, "y": y, "weight": weight}
@@ -60,7 +60,7 @@ def _gradient(args: dict[str, Any], shared: tuple) -> Params:
     small = sum(v[0].numel() for v in params.values()) <= _SMALL_NET or isinstance(model, Linear)
     small = small and model.closed_form
     if small and knows(model, loss, table_x, table_y, args, index.shape[1]):
-        # one step from w, on all rows, of size -1, that keeps nothing of w: 0 w + the gradient
+        # one step from w on all rows with lr = -1 and keep = 0: 0 w + the gradient
         found = tree.map(lambda v: v.clone(memory_format=torch.contiguous_format), params)
         layers = model.layers(found)
         kernels.train(
@@ -95,7 +95,7 @@ def _mean_loss(model: Model, loss: Loss) -> Callable[..., tuple[Tensor, Params]]
 
 
 def gradient_of(model: Model, loss: Loss) -> Callable[[Params, Tensor, Tensor, Tensor], Params]:
-    """The function (parameters, x, y, normalised row weights) -> gradients, by client."""
+    """The function (parameters, x, y, normalized row weights) -> gradients, by client."""
     if model.closed_form:
 
         def closed(params: Params, x: Tensor, y: Tensor, weight: Tensor) -> Params:

@@ -1,4 +1,4 @@
-"""Gradients of models that are called otherwise in training: dropout, running statistics."""
+"""Gradients of models that behave differently in training: dropout, running statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Learner:
     def __call__(
         self, params: Params, x: Tensor, y: Tensor, weight: Tensor, padded: bool, draw: Draw
     ) -> tuple[Params, Params]:
-        """All with a leading client dimension; weights sum to 1 for each client."""
+        """All arguments have a leading client dimension; weights sum to 1 for each client."""
         if padded:
             x, y, weight, padded = without_padding(x, y, weight)
         still = {k: v for k, v in params.items() if k in self.fixed}
@@ -39,7 +39,7 @@ class Learner:
         first = {k: v[0] for k, v in params.items()}
         plan = self.model.dropout_calls(first, x[0], weight[0], padded)
 
-        alone = len(x) == 1  # its masks are drawn when they are asked for
+        alone = len(x) == 1  # masks are drawn at each call
         like = next(iter(moving.values()))  # not rows, which may be integers
         masks = [draw(i, site, like) for i, site in enumerate(plan.sites) if not alone]
 
@@ -60,13 +60,13 @@ class Learner:
 
 
 def without_padding(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Mini-batches (c, b, ...) without the rows behind the last real one of any client, and whether
-    padding is left: it is not where all have the same number of rows.
+    """Mini-batches (c, b, ...) cut after the last real row of any client, and whether padding is
+    left: there is none if all have the same number of rows.
     """
     real = weight > 0
     lengths = real.int().cumprod(1).sum(1)
     longest = int(lengths.max())
-    if not bool((lengths == real.sum(1)).all()):  # rows that count 0 lie between others
+    if not bool((lengths == real.sum(1)).all()):  # rows of weight 0 between others
         return x, y, weight, True
     left = bool((lengths < longest).any())
     return x[:, :longest], y[:, :longest], weight[:, :longest], left

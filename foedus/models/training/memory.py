@@ -1,4 +1,4 @@
-"""Buffers that are used again, and the optimizer's running averages."""
+"""Reused buffers, and the optimizer's running averages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _kept = threading.local()
 
 
 def take_buffer(rows: int, like: Tensor) -> Tensor:
-    """Room for rows, used again by the next call: fresh memory must be cleared first."""
+    """A buffer for rows, reused by the next call: the system must clear fresh memory."""
     size = rows * like[:1].numel()
     old = getattr(_kept, "buffer", None)
     if old is None or old.dtype != like.dtype or old.device != like.device or old.numel() < size:

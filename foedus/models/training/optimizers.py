@@ -26,7 +26,8 @@ def update_parameters(
     how: Training, lr: float, params: Params, grads: Params, memory: dict[str, Any], a: int,
     even: bool,
 ) -> None:  # fmt: skip
-    """One optimizer step, in place, on the first `a` clients. even: all made as many steps."""
+    """One optimizer step, in place, on the first `a` clients. even: all have made the same number
+    of steps."""
     if how.optimizer == "adamw":
         for k in grads:
             if decay := how.decay_of(params[k].dim() - 1):

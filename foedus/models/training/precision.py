@@ -12,8 +12,8 @@ from foedus.models.base import Drops, Model, Params
 from foedus.models.dropout import Record
 
 _SCALE = 1024.0
-"""Of gradients while they are float16, whose least number above 0 is 6e-8; a power of 2, so that
-scaling rounds nothing.
+"""The scale of float16 gradients, whose least number above 0 is 6e-8; a power of 2, so scaling is
+exact.
 """
 
 
@@ -21,7 +21,7 @@ class _Narrow(Model):
     """A model whose training outputs are computed in a narrower type and returned as float32.
 
     It is differentiated by autograd, for one client at a time: batched, products and biases are
-    rounded apart, and a client's steps would depend on who shares its batch.
+    rounded differently, and a client's steps would depend on the other clients in its batch.
     """
 
     trains_apart: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class _Narrow(Model):
 
 
 class _Scaled(torch.autograd.Function):
-    """The same number, whose gradient is multiplied."""
+    """The identity, which multiplies the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:

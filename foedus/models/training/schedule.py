@@ -1,4 +1,4 @@
-"""Which rows are in which mini-batch of which epoch."""
+"""The assignment of rows to mini-batches and epochs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def batch_schedule(
     """Rows of each client and optimizer step: (numbers (T, c, b), weights (T, c, b), steps (c,)).
 
     Every epoch is a fresh permutation of the client's rows, cut into batches; the last one may be
-    smaller. Rows that fit into one batch stay in order. What a client gets depends on its own rows
-    and key alone, not on who shares its batch.
+    smaller. Rows that fit into one batch stay in order. A client's schedule depends only on its own
+    rows and key, not on the other clients in its batch.
     """
     clients, n = index.shape
     b = min(how.step_rows or n, n)
@@ -35,11 +35,11 @@ def batch_schedule(
             keys = torch.cat((keys, random.fold(key, torch.arange(1, epochs).unsqueeze(1))))
         order = random.permutation(keys, n, valid=None if full else weight > 0)
         if not how.augment and bool((per_epoch == 1).any()):
-            # one batch of all rows: they stay in order, as they do where nobody has more batches
+            # one batch of all rows: they stay in order, as without other clients
             order = torch.where((per_epoch == 1).unsqueeze(1), torch.arange(n), order)
         order = torch.nn.functional.pad(order, (0, batches * b - n))
         table = index.expand(epochs, -1, -1).gather(-1, order).view(epochs, clients, batches, b)
-        # whole epochs, the same for all: no need to look up who is where
+        # whole epochs, the same for all clients: no lookup needed
         if full and len(table) * batches == int(steps[0]):
             real = (torch.arange(batches * b) < n).to(weight.dtype).view(batches, 1, b)
             share = (real / real.sum(-1, keepdim=True)).expand(-1, clients, -1)

@@ -3,7 +3,7 @@
 All averaging methods of foedus use this loop with another gradient: that of the local loss, plus a
 constant `correction`, plus a proximal term that pulls towards the starting point (`prox`). Clients
 of unequal size share a batch at no cost: they are ordered by their number of steps, and step t runs
-on those that still have one, a prefix of the batch.
+on those with at least t steps, a prefix of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Training(Settings):
     """How a client trains in one round.
 
     Args:
-        lr: The step size, or a schedule of `fd.schedules`.
+        lr: The step size (learning rate), or a schedule of `fd.schedules`.
         epochs: Passes over the client's rows.
         steps: The number of optimizer steps, in place of `epochs`.
         batch_size: Rows per mini-batch; `None`: all rows.

@@ -36,7 +36,7 @@ def test_headers_and_bodies_are_read_as_they_were_written():
         ({"foedus": ConfigRecord({"json": 7})}, "no readable header: TypeError('it is a int')"),
         ({"foedus": ConfigRecord({"json": "{"})}, "no readable header: JSONDecodeError"),
         ({"foedus": ConfigRecord({"json": "[" * 100_000})}, "no readable header: RecursionError"),
-        ({"foedus": ConfigRecord({"json": "[1]"})}, "the header of the message is no table"),
+        ({"foedus": ConfigRecord({"json": "[1]"})}, "the header of the message is not a table"),
         (
             {"foedus": ConfigRecord({"json": " " * ((1 << 24) + 1)})},
             "the header of the message has 16777217 characters; at most 16777216 are read",

@@ -380,7 +380,7 @@ FAULTS = {
     "a held value of no name": (
         "quantised",
         {"held": ["w"]},
-        "held: 'w' is no held value of FedAvg",
+        "held: 'w' is not a held value of FedAvg",
     ),
     "a held value twice": ("held", {"held": ["center"] * 2}, "held, with items, names something"),
     "no groups": ("held", {"groups": []}, "the groups of clients in the header"),
@@ -640,7 +640,7 @@ def test_arguments_of_a_step(name, asked):
 
 def test_a_body_that_is_no_message(asked):
     question = asked["quantised"]
-    with pytest.raises(fd.ReplyError, match="is no message: expected b'fd' at byte 0"):
+    with pytest.raises(fd.ReplyError, match="is not a valid message: expected b'fd' at byte 0"):
         question.answer({**question.header, "lengths": [21]}, b"garbage" * 3)
     assert question.unchanged()
 

@@ -508,7 +508,7 @@ def test_settings_that_cannot_be(fed, engine):
         {"type": "SecureAggregation", "threshold": 0.1}
     )
     assert "secure='none' must be a dictionary or None" in run("none")
-    assert "are no settings of secure aggregation" in run({"threshold": 0.9})
+    assert "is not of secure aggregation" in run({"threshold": 0.9})
     assert "type 'FedAvg' is unknown" in run({"type": "FedAvg"})
 
 

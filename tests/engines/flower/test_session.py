@@ -434,7 +434,7 @@ def test_only_client_steps_can_be_asked_for(fed, engine):
     letters = session._letters(ask, [0], session._about(ask), lambda i: [])
     for step in ("round", "start", "__init__", "_private", "lr", "nothing"):
         answers = session.line.post(f"train.{step}", *letters)
-        assert "is no client step of FedAvg" in messages.header(answers[1])["error"]
+        assert "is not a client step of FedAvg" in messages.header(answers[1])["error"]
     answers = session.line.post("query.secrets", *letters)
     assert "does not know messages of type 'query.secrets'" in messages.header(answers[1])["error"]
 
