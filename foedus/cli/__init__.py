@@ -4,7 +4,7 @@ Whatever computes is imported by the command that needs it, so that `--help` nee
 PyTorch.
 """
 
-from foedus.cli import run, diagnose, paper, data, audit, deploy, doctor  # noqa: I001 - the order of commands in --help
+from foedus.cli import demo, run, diagnose, paper, data, audit, deploy, doctor  # noqa: I001 - the order of commands in --help
 from foedus.cli.app import app, main
 
-__all__ = ["app", "audit", "data", "deploy", "diagnose", "doctor", "main", "paper", "run"]
+__all__ = ["app", "audit", "data", "demo", "deploy", "diagnose", "doctor", "main", "paper", "run"]
