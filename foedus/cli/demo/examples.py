@@ -52,10 +52,8 @@ def fednewton(seed: int = 0) -> dict[str, fd.Run]:
 def fedfw(seed: int = 0) -> dict[str, fd.Run]:
     """A sparse model on all products of up to three of the 30 measurements of a tumor."""
     data = fd.load("breast_cancer")
-    products = make_pipeline(
-        PolynomialFeatures(3, interaction_only=True, include_bias=False), StandardScaler()
-    )
-    products.fit(data.x_train)
+    of_three = PolynomialFeatures(3, interaction_only=True, include_bias=False)
+    products = make_pipeline(of_three, StandardScaler()).fit(data.x_train)
     x_train, x_test = (
         products.transform(x).clip(-3, 3).astype(np.float32) for x in (data.x_train, data.x_test)
     )

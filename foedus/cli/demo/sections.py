@@ -165,9 +165,9 @@ def fedres(seed: int) -> Section:
     return Section(
         "fedres",
         "FedRes: a personal model for each client, also from late messages",
-        "Digits, 30 clients with a task of their own: one digit, or another, against the same "
-        "three. Half of the pixels may be shared. Independent: each client alone, on all pixels; "
-        "Central: one model, on the shared pixels.",
+        "Digits, 30 clients, each with a task of its own: to tell a digit from three others. Half "
+        "of the pixels may be shared. Independent: each client alone, on all pixels; Central: one "
+        "model, on the shared pixels.",
         claims.fedres(*(run.records.last("own_accuracy") for run in runs.values())),
         Lines("Predictions at clients that differ", caption, lines, labels),
         table(runs, "own_accuracy"),
