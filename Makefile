@@ -6,12 +6,14 @@ ARGS ?=
 DEVICE ?= cuda
 BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the parent folder of the clone, its directory would shadow a hook.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
+INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
+# Printed before an installation, with its extra.
+SAY = @echo "Installing foedus[$(1)] and the packages it needs into $(VENV), once: a few minutes, most of them for PyTorch."
 
 .PHONY: help demo test test-slow gpu-test coverage lint docs docs-serve bench papers faults fuzz mutants lock sbom dist clean
 
 help:
-	@echo "make demo    compare the algorithms on bundled data and write a page (under two minutes after installation)"
+	@echo "make demo    what each family does that averaging cannot, on bundled data; prints and writes a page (under a minute after installation)"
 	@echo "make test    all tests, on two cores; real data sets are used where FOEDUS_DATA points to them"
 	@echo "make test-slow  the tests that take minutes: real federations for every family"
 	@echo "make gpu-test  compares runs on a GPU with those on the CPU; without a GPU it says so (DEVICE=mps for another device than cuda)"
@@ -32,15 +34,18 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.report: $(VENV)/bin/python $(BUILT_FROM)
-	$(INSTALL) -e ".[report]"
+	$(call SAY,report)
+	@$(INSTALL) -e ".[report]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python $(BUILT_FROM)
-	$(INSTALL) -e ".[dev]"
+	$(call SAY,dev)
+	@$(INSTALL) -e ".[dev]"
 	@touch $(VENV)/.report $(VENV)/.docs $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(BUILT_FROM)
-	$(INSTALL) -e ".[docs]"
+	$(call SAY,docs)
+	@$(INSTALL) -e ".[docs]"
 	@touch $@
 
 demo: $(VENV)/.report

@@ -1,10 +1,10 @@
-"""`foedus demo`, `run`, `compare`, `tune`, `report`."""
+"""`foedus run`, `compare`, `tune`, `report`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -19,53 +19,6 @@ from foedus.cli.output import (
     show_comparison,
 )
 from foedus.errors import ConfigError, DivergenceError, SplitError
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, Option(help="Folder for the page.")] = Path("foedus-demo"),
-    rounds: Annotated[int, Option(min=1, help="Rounds of each run.")] = 30,
-    seeds: Annotated[int, Option(min=1, help="Runs of each algorithm.")] = 3,
-    clients: Annotated[int, Option(min=1, help="Clients that hold the data.")] = 10,
-    alpha: Annotated[
-        float, Option(help="Dirichlet parameter: the smaller, the more unequal the clients.")
-    ] = 0.1,
-) -> None:
-    """Compare six algorithms on handwritten digits, in well under a minute and without download.
-
-    FedAvg, FedProx, Scaffold and FedDyn train one network together; Independent lets every client
-    train alone; Central has all data in one place, as a reference. Half of the clients take part in
-    each round.
-
-    Examples:
-
-        foedus demo
-
-        foedus demo --alpha 10 --seeds 5 --out equal-clients
-    """
-    import foedus as fd
-    from foedus.base.threads import one_thread
-    from foedus.report.compare import compare
-    from foedus.report.plots import require_matplotlib
-
-    require_matplotlib()
-    check_writable_folder(out, "--out")
-    training: dict[str, Any] = {"model": fd.MLP((64,)), "lr": 0.1, "epochs": 5}
-    algorithms = {
-        "FedAvg": fd.FedAvg(**training),
-        "FedProx": fd.FedProx(**training, mu=0.1),
-        "Scaffold": fd.Scaffold(**training),
-        "FedDyn": fd.FedDyn(**training, alpha=0.1),
-        "Independent": fd.Independent(**training),
-        "Central": fd.Central(**training),
-    }
-    data = fd.load("digits")
-    least = max(1, min(10, len(data.x_train) // clients))  # a client with one row says little
-    fed = fd.split(data, "dirichlet", clients=clients, alpha=alpha, min_rows=least, seed=0)
-    typer.echo(fed.describe() + "\n")
-    with one_thread():
-        comparison = compare(algorithms, fed, rounds, seeds=seeds, participation=0.5)
-    show_comparison(comparison, out / "report.html", "foedus demo: digits, divided unequally")
 
 
 @app.command("run")

@@ -9,7 +9,7 @@ by squared error on logits from the previous model with weight decay 1e-3, fully
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 import foedus as fd
+from foedus import wire
 from foedus.base import random
 from foedus.data.catalog import locate
 from foedus.models.oracles import Oracle
@@ -411,14 +412,23 @@ def tabular_data(name: str) -> fd.Data:
     return replace(data, name="heart", groups_train=groups["train"], groups_test=groups["test"])
 
 
-def bagging(
+def bagging(fed: fd.Federation, rounds: int, seed: int, depth: int = 6) -> float:
+    """Test accuracy of federated bagging after the last round; see `bagging_by_round`."""
+    *_, (accuracy, _) = bagging_by_round(fed, rounds, seed, depth)
+    return accuracy
+
+
+def bagging_by_round(
     fed: fd.Federation, rounds: int, seed: int, depth: int = 6, rate: float = 0.3, reg: float = 1.0
-) -> float:
-    """Federated bagging of boosted trees, as Flower does it with XGBoost: test accuracy.
+) -> Iterator[tuple[float, int]]:
+    """Federated bagging of boosted trees, as Flower does it with XGBoost.
 
     In every round each client grows one tree an output on the common margins, by gradients with
     Newton leaves, -sum g / (sum h + reg); all trees are pooled, at the rate over the number of
     clients.
+
+    Yields:
+        After each round, the test accuracy and the bytes of the trees that were grown in it.
     """
     data, k = fed.data, fed.data.classes
     assert k is not None
@@ -427,7 +437,7 @@ def bagging(
     margins = {part: np.zeros((len(v), k)) for part, v in flat.items()}
     rows = [fed.client_rows(i) for i in range(len(fed))]
     for t in range(rounds):
-        add = {part: np.zeros_like(m) for part, m in margins.items()}
+        add, sent = {part: np.zeros_like(m) for part, m in margins.items()}, 0
         for i, own in enumerate(rows):
             p = np.exp(margins["train"][own] - margins["train"][own].max(1, keepdims=True))
             p /= p.sum(1, keepdims=True)
@@ -440,10 +450,11 @@ def bagging(
             )
             value = (-sum_g / (sum_h + reg)).astype(np.float32)
             grown = replace(tree, value=torch.from_numpy(value))
+            sent += wire.nbytes({"trees": grown})
             for part in add:
                 add[part] += rate / len(rows) * predict_trees(grown, x[part]).numpy()
         margins = {part: m + add[part] for part, m in margins.items()}
-    return float((margins["test"].argmax(1) == data.y_test).mean())
+        yield float((margins["test"].argmax(1) == data.y_test).mean()), sent
 
 
 def _leaves(tree: Any, x: torch.Tensor) -> np.ndarray:

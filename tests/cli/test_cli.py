@@ -135,23 +135,6 @@ def test_help_lists_the_commands(cli):
         assert re.search(rf"\b{command}\b", text)
 
 
-def test_demo(cli, tmp_path):
-    result = cli("demo", "--rounds", "2", "--seeds", "1", "--out", "d")
-    for name in (
-        "FedAvg",
-        "FedProx",
-        "Scaffold",
-        "FedDyn",
-        "Independent",
-        "Central",
-        "target: accuracy",
-    ):
-        assert name in result.output
-    page = tmp_path / "d" / "report.html"
-    assert f"page: {Path('d') / 'report.html'}" in result.output
-    assert "<h1>foedus demo" in page.read_text(encoding="utf-8")
-
-
 def test_run_then_report(cli, tmp_path):
     (tmp_path / "c.toml").write_text(
         CONFIG.format('algorithm = { type = "FedAvg" }\noutput = { run = "a.safetensors" }')
@@ -232,8 +215,7 @@ def test_examples_are_checked_by_the_commands(cli):
         (("report", "none.safetensors"), "none.safetensors: there is no such file"),
         (("data", "show", "digist"), "did you mean 'digits'"),
         (("data", "get", "digist"), "did you mean 'digits'"),
-        (("demo", "--clients", "100000"), "clients=100000 is more than"),
-        (("demo", "--alpha", "-1"), "alpha=-1.0 must be a positive finite number"),
+        (("demo", "--only", "fedfv"), "did you mean 'fedfw'"),
     ],
 )
 def test_errors_are_one_message_and_exit_code_2(cli, arguments, message):

@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 import foedus as fd
+from foedus import wire
+from foedus.models.trees import fit_trees
 from foedus.papers import ffgb
 from foedus.papers.item import Found, Missing
 
@@ -31,6 +33,10 @@ def test_bagging_is_boosting_where_there_is_one_client():
     data = fd.Data.from_arrays(x, y, x, y, classes=2)
     fed = fd.split(data, "iid", clients=1)
     assert ffgb.bagging(fed, rounds=1, seed=0, depth=1) == 1.0
+    # a stump has three nodes, of which one splits and two have a value for each class
+    (first, second) = ffgb.bagging_by_round(fed, 2, seed=0, depth=1)
+    stump = fit_trees(x, np.eye(2)[y] - 0.5, 1, 0, depth=1)
+    assert first == (1.0, len(wire.encode({"trees": stump}))) and second[1] == first[1]
 
 
 def test_trees_of_every_method(monkeypatch):
