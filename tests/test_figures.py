@@ -36,7 +36,7 @@ def test_the_script_draws_every_figure_that_is_committed(script, tmp_path):
 
 def test_every_figure_is_on_a_page_and_described(script):
     found: dict[str, list[str]] = {}
-    for page in (ROOT / "docs").rglob("*.md"):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for alt, name in re.findall(r"!\[([^\]]*)\]\(\S*figures/([\w-]+\.svg)\)", page.read_text()):
             found.setdefault(name, []).append(alt)
     for name in script.FIGURES:

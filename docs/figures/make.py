@@ -457,7 +457,75 @@ def speed() -> Figure:
     return figure
 
 
+LOOKS = (
+    (("FFGB", "FedNewton", "FedFW", "FedRes", "FedBoost"), ORANGE, "-"),
+    (("FedRes, 7 rounds late", "plain Newton"), ORANGE, ":"),
+    (("FedAvg", "Central"), BLUE, "-"),
+    (("bagging", "Independent"), GREEN, "--"),
+)
+"""How the names of lines begin; their color and dashes. The last that fits counts."""
+
+
+def families() -> Figure:
+    """What each family does that averaging cannot: the pictures of `foedus demo`, as stored."""
+    sections = json.loads((RESULTS / "demo.json").read_text())["sections"]
+    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    axes = figure.subplots(2, 3).flatten().tolist()
+    shown = (
+        ("ffgb", "FFGB: trees", "rounds", "round", "accuracy", "accuracy"),
+        (
+            "fednewton",
+            "FedNewton",
+            "rounds",
+            "round",
+            "distance",
+            "distance from pooled",
+        ),
+        ("fedfw", "FedFW: tiny uploads", "megabytes", "megabytes up", "accuracy", "accuracy"),
+        ("fedres", "FedRes: late messages", "rounds", "round", "own_accuracy", "own rows"),
+    )
+    for ax, (name, title, x, below, y, beside) in zip(axes, shown, strict=False):
+        for line in sections[name]["picture"]["lines"]:
+            fits = [look for look in LOOKS if line["name"].startswith(look[0])]
+            _, color, dashes = fits[-1]
+            ys = [v if v is None or y != "distance" else max(v, 1e-4) for v in line["y"][y]]
+            points = [(a, b) for a, b in zip(line["x"][x], ys, strict=True) if a and b is not None]
+            ax.plot(*zip(*points, strict=True), color=color, ls=dashes, lw=1.5, label=line["name"])
+        ax.set(title=title, xlabel=below, ylabel=beside)
+        ax.legend(fontsize=7.5, labelcolor="linecolor", handlelength=1.4, labelspacing=0.25)
+    axes[0].set(xscale="log", ylim=(0.6, 1))
+    axes[1].set(xscale="log", yscale="log")
+    axes[2].set_xscale("log")
+    axes[3].set_ylim(0.6, 1)
+    weights = [bar["value"] for bar in sections["fedboost"]["picture"]["bars"]]
+    colors = [ORANGE if k < 3 else GREY for k in range(len(weights))]
+    axes[4].bar(range(len(weights)), weights, color=colors)
+    axes[4].set(title="FedBoost: 3 of 12 fit", xlabel="given predictor", ylabel="weight")
+    axes[4].set_xticks([])
+    axes[4].text(3.2, max(weights) * 0.8, "fitted to the\nclients' task", color=ORANGE, fontsize=8)
+    _speed_of_w3(axes[5])
+    return figure
+
+
+def _speed_of_w3(ax: Axes) -> None:
+    """Seconds of a round of FedAvg with each framework, from the stored comparison."""
+    stored = json.loads((HERE.parents[1] / "benchmarks/results/peers-w3.json").read_text())
+    rows = [line.split(" | ") for line in stored["text"].splitlines()[2:]]
+    names = {"foedus": "foedus", "pfl-research": "pfl-research", "FedJAX, jit": "FedJAX",
+             "Flower, 2 actors, ": "Flower"}  # fmt: skip
+    for y, (start, name) in enumerate(names.items()):
+        (seconds,) = [float(r[2].split(" (")[0]) for r in rows if r[1].startswith(start)]
+        ax.barh(y, seconds, left=1e-3, color=ORANGE if name == "foedus" else GREY, height=0.62)
+        ax.text(seconds * 1.25, y, f"{seconds:.3f}", va="center", fontsize=8)
+    ax.set(title="FedAvg, 100 clients", xscale="log", xlim=(1e-3, 8), ylim=(3.6, -0.6))
+    ax.set(xlabel="seconds a round")
+    ax.set_yticks(range(len(names)), list(names.values()))
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
+    "families.svg": families,
     "ffgb.svg": ffgb,
     "fedres.svg": fedres,
     "fedfw.svg": fedfw,

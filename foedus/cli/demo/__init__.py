@@ -63,5 +63,6 @@ def demo(
     page.show_summary(sections)
     with page.working("the page"):
         path = page.write(out / "report.html", sections, seed)
-    typer.echo(f"\npage: {link_to(path)}")
+        numbers = page.write_numbers(out / "numbers.json", sections, seed)
+    typer.echo(f"\npage: {link_to(path)}\nits numbers: {numbers}")
     typer.echo(f"{time.perf_counter() - start:.0f} seconds")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,32 @@ def write(path: Path, sections: Sequence[Section], seed: int) -> Path:
         versions=html.versions(),
     )
     return html.write_page(path, text)
+
+
+def write_numbers(path: Path, sections: Sequence[Section], seed: int) -> Path:
+    """Write the sentences, pictures and rows of the page as JSON, for other programs."""
+    numbers = {
+        section.name: {
+            "sentence": section.claim.text,
+            "holds": section.claim.holds,
+            "score": section.score,
+            "picture": _finite(asdict(section.chart)),
+            "rows": [_finite(asdict(row)) for row in section.rows],
+        }
+        for section in sections
+    }
+    return html.write_page(path, json.dumps({"seed": seed, "sections": numbers}) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """With `None` in place of NaN, for which JSON has no name, and six digits of other numbers."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def _own_table(section: Section) -> tuple[list[str], list[list[str]]]:
