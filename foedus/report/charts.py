@@ -40,6 +40,7 @@ class Line:
         high: Upper ends of the band.
         reference: Whether it is only a reference, such as pooled data: dark and thin.
         note: A remark for the legend, such as "diverged".
+        remarks: For metrics that have some, what to show beside each value.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Line:
     high: Values = field(default_factory=dict)
     reference: bool = False
     note: str = ""
+    remarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Lines:
     """Lines that the reader can hide, on axes that the reader can choose.
 
     A line whose positions are all the same, because it sends nothing or does not depend on x, is
-    drawn as a level.
+    drawn as a level, unless `levels` is False.
 
     Args:
         title: A few words.
@@ -66,6 +68,7 @@ class Lines:
         target: A level of the first metric.
         close_up: Limits of the first metric, between which the reader may look closer.
         log: Names of axes that are logarithmic at first; "megabytes" is where it ranges widely.
+        levels: Whether a line with a single position is drawn as a level.
     """
 
     title: str
@@ -75,6 +78,7 @@ class Lines:
     target: float | None = None
     close_up: tuple[float, float] | None = None
     log: Sequence[str] = ()
+    levels: bool = True
 
     @property
     def axes(self) -> tuple[list[str], list[str]]:
