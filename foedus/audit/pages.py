@@ -32,7 +32,9 @@ def _page(
 
 
 def _part(title: str, chart: Lines, table: Table, **more: Any) -> dict[str, Any]:
-    return {"title": title, "chart": charts.figure(chart), "table": table, "shots": (), **more}
+    kinds = {"method": "value"}
+    shown = {"title": title, "chart": charts.figure(chart), "table": table, "kinds": kinds}
+    return {**shown, "shots": (), **more}
 
 
 # -- leakage ---------------------------------------------------------------------------------------
@@ -148,10 +150,11 @@ def privacy(studies: Mapping[str, pd.DataFrame], title: str | None, command: str
             "utility": ("epsilon", "test accuracy"), "membership": ("epsilon", "value"),
             "leakage": ("noise", "PSNR, dB"),
         }[name]  # fmt: skip
-        caption = f"{about[:1].upper()}{about[1:]}. The table also has what no logarithm shows."
+        caption = f"{about[:1].upper()}{about[1:]}. The table also has the values without noise."
         lines = [*_study(frame, x)]
         chart = Lines(y[:1].upper() + y[1:], caption, lines, {x: x, "y": y}, log=[x], levels=False)
-        rows = [[_entry(v) for v in row] for row in frame.itertuples(index=False)]
+        body = frame.itertuples(index=False)
+        rows = [[_first(first), *(written(v, "metric") for v in row)] for first, *row in body]
         parts.append(_part(name.capitalize(), chart, ([*frame.columns], rows)))
     subtitle = "What differential privacy costs, and what it buys."
     return _page(title or "Privacy, measured", subtitle, parts, command, ())
@@ -170,7 +173,8 @@ def _study(frame: pd.DataFrame, x: str) -> Iterator[Line]:
             yield Line(name, {x: frame[x].tolist()}, {"y": values}, reference=reference)
 
 
-def _entry(value: Any) -> str:
+def _first(value: Any) -> str:
+    """The name of a row, or its epsilon or noise."""
     if isinstance(value, str):
         return value
-    return "no noise" if value == math.inf else written(value, "metric")
+    return "no noise" if value == math.inf else f"{value:g}"

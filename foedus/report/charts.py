@@ -171,22 +171,25 @@ class Cells:
 Chart = Lines | Bars | Dots | Cells
 
 
-def figure(chart: Chart, names: Sequence[str] = ()) -> Markup:
+def figure(
+    chart: Chart, names: Sequence[str] = (), static: Sequence[str | None] | None = None
+) -> Markup:
     """A chart as a <figure> for a page that extends base.html.j2.
 
     Args:
         chart: What to show.
         names: Lines or groups of the whole page, in order, so that each of them looks the same in
             all charts; by default those of this chart.
+        static: SVG that shows the same without JavaScript; by default it is drawn here.
     """
     from foedus.report import drawings, html, plots
 
     looks = plots.styles(*_named(chart, names))
     data = as_json({**as_data(chart), "looks": {k: v.for_page() for k, v in looks.items()}})
     prefix = f"c{hashlib.sha256(data.encode()).hexdigest()[:8]}"
-    static = [Markup(svg) for svg in drawings.draw(chart, looks, prefix)]
+    drawn = drawings.draw(chart, looks, prefix) if static is None else static
     macro = html.macro("charts.html.j2", "figure")
-    return Markup(macro(chart.title, chart.caption, Markup(data), static))
+    return Markup(macro(chart.title, chart.caption, Markup(data), [Markup(s) for s in drawn if s]))
 
 
 def as_data(chart: Chart) -> dict[str, Any]:

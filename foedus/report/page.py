@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from foedus.core.describe import flatten
 from foedus.core.history import COSTS
-from foedus.data.federation import Federation
-from foedus.report import charts, clients, curves, html, plots, reproduction
+from foedus.report import charts, clients, curves, holdings, html, plots, reproduction
 from foedus.report.compare import Comparison, words
 
 if TYPE_CHECKING:
     from foedus.core.result import Run
+
+_MOST = 1000
+"""Rounds, or clients, that are listed."""
 
 
 def render(comparison: Comparison, title: str | None = None) -> str:
@@ -42,7 +42,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         looks={k: s.for_page() for k, s in plots.styles(names, pooled).items()},
         charts=[charts.figure(c, names) for c in drawn if c is not None],
         fed=fed,
-        partition=fed and holdings(fed),
+        partition=fed and charts.figure(holdings.chart(fed)),
         division=_division(comparison),
         differing=differing,
         alike=[[row[0], row[1]] for row in settings if row not in differing],
@@ -57,24 +57,6 @@ def render(comparison: Comparison, title: str | None = None) -> str:
 
 
 # The data and its division
-
-
-def holdings(fed: Federation) -> Markup:
-    """Who holds what: rows by label, or the targets of each client."""
-    if fed.data.classes is None:
-        return html.macro("macros.html.j2", "picture")(plots.targets(fed), _TARGETS)
-    counts = fed.label_counts()
-    names = [*map(str, fed.data.class_names or range(fed.data.classes))]
-    rows = [*map(str, fed.called)]
-    kind = "steps" if fed.data.spec.steps else "rows"
-    title, caption = "Who holds what", f"Training {kind} of each client, by label."
-    chart = charts.Cells(title, caption, f"training {kind}", rows, names, counts.tolist(), _AXES)
-    return charts.figure(chart)
-
-
-_MOST = 1000
-_AXES = ("client", "label")
-_TARGETS = "Targets of the training rows of each client."
 
 
 def _division(comparison: Comparison) -> list[tuple[str, str]]:

@@ -177,7 +177,9 @@ const bars = {
     if (data.level !== null) {
       const [name, value] = data.level;
       marks.push(Plot.ruleX([value], {stroke: "#D55E00", strokeWidth: 1.6, strokeDasharray: "6 3"}));
-      marks.push(Plot.text([value], {x: [value], y: [-0.5], text: [name], textAnchor: "start", dx: 4, dy: -6}));
+      const right = value > d3.max(values, Math.abs) / 2;
+      const beside = right ? {textAnchor: "end", dx: -4} : {textAnchor: "start", dx: 4};
+      marks.push(Plot.text([value], {x: [value], y: [-0.5], text: [name], dy: -6, ...beside}));
     }
     const svg = Plot.plot({
       className: "plot", width, height: rowHeight * names.length + 70, marks, y: rows.y,
