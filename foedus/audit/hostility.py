@@ -58,9 +58,7 @@ class HostileAudit:
             for attack, method in itertools.product(self.attacks, self.methods)
         ]
 
-    def report(
-        self, path: str | os.PathLike, title: str | None = None, command: str = ""
-    ) -> Path:
+    def report(self, path: str | os.PathLike, title: str | None = None, command: str = "") -> Path:
         """Write one self-contained HTML page: accuracy by attack, part and method.
 
         Needs matplotlib.

@@ -165,9 +165,7 @@ class Leakage:
             markup.table(["message", "bytes", "PSNR, dB", "by iteration"], rows),
         )
 
-    def report(
-        self, path: str | os.PathLike, title: str | None = None, command: str = ""
-    ) -> Path:
+    def report(self, path: str | os.PathLike, title: str | None = None, command: str = "") -> Path:
         """Write one self-contained HTML page: curves of the attack, images, a table.
 
         Needs matplotlib.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from foedus.audit.attack import Reconstruction
     from foedus.audit.hostility import HostileAudit
     from foedus.audit.leakage import Leakage
 
@@ -44,9 +45,9 @@ def leakage(found: Leakage, title: str | None, command: str) -> str:
     """The page of one image and what each message told about it."""
     chart = Lines(
         "Reconstruction by iteration",
-        "The higher the PSNR, the closer the guess is to the image: above about 20 dB one sees what "
-        "it shows. Dark lines need no message, or the label alone. The mismatch is what an observer "
-        "minimizes, who does not know the PSNR.",
+        "The higher the PSNR, the closer the guess is to the image: above about 20 dB one sees "
+        "what it shows. Dark lines need no message, or the label alone. The mismatch is what an "
+        "observer minimizes, who does not know the PSNR.",
         [*_attacks(found)],
         {"iteration": "iteration", "psnr": "PSNR, dB", "loss": "mismatch of the message"},
         log=["loss"] if all(v > 0 for r in found.messages.values() for v in r.loss) else [],
@@ -63,10 +64,7 @@ def leakage(found: Leakage, title: str | None, command: str) -> str:
     ):
         rows.append([name, sent, "–", written(value, "metric"), "–", "–", "–"])
     headings = ["message", "bytes", "PSNR,\nfirst", "last", "best", "label", "twins"]
-    shots = [
-        (name, [("original", _png(found.original)), *((f"iteration {n}", _png(s)) for n, s in r.shots.items())])
-        for name, r in found.messages.items()
-    ]  # fmt: skip
+    shots = [(name, [*_images(found, r)]) for name, r in found.messages.items()]
     text = [
         "Deep leakage from gradients: from one message about one image, an observer who knows the "
         "network and its parameters searches for an image that explains the message. A success "
@@ -82,9 +80,19 @@ def _attacks(found: Leakage) -> Iterator[Line]:
     for name, r in found.messages.items():
         x: dict[str, list[float]] = {"iteration": [*range(len(r.psnr))]}
         yield Line(name, x, {"psnr": r.psnr, "loss": r.loss})
-    for name, value in (("average image", found.average), ("average of class", found.class_average)):
+    for name, value in (
+        ("average image", found.average),
+        ("average of class", found.class_average),
+    ):
         if math.isfinite(value):
             yield Line(name, {"iteration": [0]}, {"psnr": [value]}, reference=True)
+
+
+def _images(found: Leakage, r: Reconstruction) -> Iterator[tuple[str, str]]:
+    """The image and some guesses, each with its caption."""
+    yield "original", _png(found.original)
+    for n, shot in r.shots.items():
+        yield f"iteration {n}", _png(shot)
 
 
 def _png(image: Tensor) -> str:
@@ -92,7 +100,7 @@ def _png(image: Tensor) -> str:
     from matplotlib.image import imsave
 
     out, pixels = io.BytesIO(), image.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
-    look = {"cmap": "gray", "vmin": 0, "vmax": 1, "metadata": {"Software": None}}
+    look: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1, "metadata": {"Software": None}}
     imsave(out, pixels, format="png", **look)
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 

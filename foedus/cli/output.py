@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -77,7 +77,8 @@ def show_comparison(comparison: Comparison, page: Path, title: str | None = None
 
 def command_of(context: typer.Context, page: str = "page.html") -> str:
     """The command as it was typed, without what is at its default, with another page to write."""
-    names, above = [], context
+    names: list[str] = []
+    above: Any = context
     while above.parent is not None:
         names.append(str(above.info_name))
         above = above.parent

@@ -196,7 +196,7 @@ def _origin(source: Any, name: str | None, test: Any, **options: Any) -> dict[st
         return None
     key = "name" if isinstance(source, str) and source in known_names() else "path"
     test = str(test) if isinstance(test, os.PathLike) else test
-    defaults = load.__kwdefaults__
+    defaults = load.__kwdefaults__ or {}
     chosen = {k: v for k, v in {"test": test, **options}.items() if v != defaults[k]}
     return {key: str(source), **chosen}
 

@@ -25,7 +25,14 @@ from foedus.diagnosis.sharing import Sharing, sharing
 from foedus.diagnosis.spectral import Spectrum, spectrum
 from foedus.errors import ConfigError
 from foedus.models.features import FeatureMap, features_of
-from foedus.report.reproduction import FILE, Reproduction, algorithm_section, engine_section, joined
+from foedus.report.reproduction import (
+    FILE,
+    UNKNOWN,
+    Reproduction,
+    algorithm_section,
+    engine_section,
+    joined,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +103,9 @@ def diagnose(
             raise ConfigError(f"algorithm={algorithm!r} must be {needed}")
         features, reg = algorithm.features, algorithm.reg
     elif features is not None or reg is not None:
-        again = Reproduction(missing="features= and reg= are arguments of Python's fd.diagnose only")
+        again = Reproduction(
+            missing="features= and reg= are arguments of Python's fd.diagnose only"
+        )
     check_value("seed", seed, Annotated[int, Ge(0)])
     check_value("reg", reg, Annotated[float, Gt(0)] | None)
     if features is not None:
@@ -192,7 +201,7 @@ class Diagnosis:
     features: FeatureMap
     fits: dict[str, float]
     sharing: Sharing
-    again: Reproduction = Reproduction(missing="it was not recorded")
+    again: Reproduction = UNKNOWN
 
     @property
     def radius(self) -> float:

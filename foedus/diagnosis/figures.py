@@ -58,8 +58,8 @@ def panels(found: Diagnosis) -> Iterator[Chart]:
         yield _by_client("Sizes", caption, "training rows", fed.called, fed.sizes.tolist())
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows."
-        chance = found.labels_by_chance
-        yield _by_client("Label TV", caption, "distance", fed.called, found.labels, chance)
+        by_chance = found.labels_by_chance
+        yield _by_client("Label TV", caption, "distance", fed.called, found.labels, by_chance)
     caption = "Wasserstein-1 distance between each client's features and those of all."
     caption += "" if found.distances.exact else " Sliced: a lower bound."
     w1, chance = (f.per_client["w1"] for f in (found.distances, found.by_chance))

@@ -13,23 +13,24 @@ from foedus.papers.item import Bars, Circles, Found, Lines, View
 from foedus.report import charts
 
 
-def charts_of(view: View, title: str, found: Found) -> list[charts.Chart]:
+def charts_of(view: View, found: Found) -> list[charts.Chart]:
     """The charts of a view; none of a table and of images."""
     frame = rows_of(view, found)
     if frame.empty:
         return []
     if isinstance(view, Lines):
-        return [_lines(view, title, frame)]
+        return [_lines(view, frame)]
     if isinstance(view, Bars):
         means = frame.groupby([view.x, view.bar])[view.y].mean()
         groups, bars = names_of(frame, view.x), names_of(frame, view.bar)
+        title = view.caption or view.y
         return [_cells(title, view.y, groups, bars, means, (view.x, view.bar))]
     if isinstance(view, Circles):
         return [*_circles(view, frame)]
     return []
 
 
-def _lines(view: Lines, title: str, frame: pd.DataFrame) -> charts.Lines:
+def _lines(view: Lines, frame: pd.DataFrame) -> charts.Lines:
     """All panels in one chart, of which the reader chooses one."""
     panels = names_of(frame, view.panel) if view.panel else [None]
     keys = {panel: f"y{i}" for i, panel in enumerate(panels)}
@@ -42,6 +43,7 @@ def _lines(view: Lines, title: str, frame: pd.DataFrame) -> charts.Lines:
         for line in names_of(frame, view.line)
     ]
     log = ["x"] * ("x" in view.log) + [*keys.values()] * ("y" in view.log)
+    title = view.caption or f"{view.y} by {view.x}"
     return charts.Lines(title, "", [line for line in drawn if line.y], labels, log=log)
 
 

@@ -56,9 +56,9 @@ def _views(r: Result) -> Iterator[dict[str, Any]]:
     drawn = pictures(r)
     with drawing():
         for number, view in enumerate(r.item.views):
-            drawing_of = next((f for v, f in drawn if v is view), None)
-            svg = drawing_of and inline(drawing_of, f"{r.name} {r.key} {number}")
-            live = charts_of(view, view.caption or r.item.title, r.found)
+            picture = next((f for v, f in drawn if v is view), None)
+            svg = None if picture is None else inline(picture, f"{r.name} {r.key} {number}")
+            live = charts_of(view, r.found)
             yield {
                 "svg": None if live else svg,
                 "charts": [figure(c, static=[svg] * (i == 0)) for i, c in enumerate(live)],

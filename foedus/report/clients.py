@@ -77,7 +77,7 @@ def _line(name: str, run: Run, pooled: bool) -> Line:
             value, client = _worst_of(row, metric)
             y.setdefault(_worst(metric), []).append(value)
             remarks.setdefault(_worst(metric), []).append(called.get(client, ""))
-    x = {
+    x: dict[str, list[float]] = {
         "rounds": [int(row["round"]) for row in rows],
         "megabytes": [megabytes(row) for row in rows],
         "seconds": [row["seconds"] for row in rows],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from foedus.data.federation import Federation
@@ -27,7 +29,9 @@ def chart(fed: Federation) -> Cells:
         groups = np.array_split(np.argsort(counts.argmax(1), kind="stable"), _ROWS)
         counts = np.stack([counts[g].mean(0) for g in groups])
         rows = [f"{len(g)} clients like {rows[g[0]]}" for g in groups]
-        caption += f" Clients are sorted by what they hold most of; rows are means of {_ROWS} groups."
+        caption += (
+            f" Clients are sorted by what they hold most of; rows are means of {_ROWS} groups."
+        )
     label, axes = f"training {kind}", ("client", axis)
     return Cells("Who holds what", caption, label, rows, names, counts.tolist(), axes)
 
@@ -37,5 +41,5 @@ def _by_range(fed: Federation) -> tuple[np.ndarray, list[str]]:
     y = fed.data.y_train.reshape(len(fed.data.y_train), -1).mean(1, dtype=np.float64)
     edges = np.histogram_bin_edges(y[fed.rows], _RANGES)
     held = [y[fed.client_rows(i)] for i in range(len(fed))]
-    names = [f"{a:.3g} to {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    names = [f"{a:.3g} to {b:.3g}" for a, b in itertools.pairwise(edges)]
     return np.stack([np.histogram(values, edges)[0] for values in held]), names

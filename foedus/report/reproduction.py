@@ -44,6 +44,9 @@ class Reproduction:
     missing: str = ""
 
 
+UNKNOWN = Reproduction(missing="how it was made was not recorded")
+
+
 def of_comparison(comparison: Comparison) -> Reproduction:
     """How the runs of a comparison are made again: by `foedus run` if it is one."""
     try:
@@ -123,7 +126,12 @@ def run_options(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("the run starts from the model of another (start=)")
     part = participation(settings.get("participation", 1.0))
     options = {} if part == 1 else {"participation": part}
-    defaults = {"evaluate_every": 1, "quantise": None, "metrics": [], "per_client": False}
+    defaults: dict[str, Any] = {
+        "evaluate_every": 1,
+        "quantise": None,
+        "metrics": [],
+        "per_client": False,
+    }
     chosen = {k: settings.get(k, v) for k, v in defaults.items()}
     own = set(chosen["metrics"]) - {*CLASSIFICATION, *REGRESSION}
     if own:
@@ -155,4 +163,3 @@ def engine_section(engine: Any) -> list[str]:
         raise ConfigError(f"no file can name the engine {type(engine).__name__}")
     default = list(entries(engine, [])) == ["type"] and type(engine).__name__ == "Local"
     return [] if default else [dataclass_section("engine", engine)]
-

@@ -32,7 +32,9 @@ def render(tuning: Tuning, title: str | None = None) -> str:
     """The page as text."""
     headings, rows, notes = tuning.cells(len(tuning.table))
     extra = tuning.table[["seconds", "failed"]].itertuples(index=False)
-    rows = [[*row, charts.written(s, "cost"), why] for row, (s, why) in zip(rows, extra, strict=True)]
+    rows = [
+        [*row, charts.written(s, "cost"), why] for row, (s, why) in zip(rows, extra, strict=True)
+    ]
     if not any(row[-1] for row in rows):
         rows, end = [row[:-1] for row in rows], ["seconds"]
     else:

@@ -26,7 +26,7 @@ from foedus.core.arguments import check_arguments, seed_list
 from foedus.core.metrics import CLASSIFICATION, REGRESSION, higher_is_better
 from foedus.core.participation import Poisson
 from foedus.errors import ConfigError, is_number, unknown
-from foedus.report.reproduction import Reproduction
+from foedus.report.reproduction import UNKNOWN, Reproduction
 from foedus.report.text import count, plain, rich_table
 from foedus.tuning.grid import shorten, shown_settings
 
@@ -176,7 +176,7 @@ class Tuning:
     table: pd.DataFrame
     border: tuple[str, ...]
     title: str
-    again: Reproduction = Reproduction(missing="it was not recorded")
+    again: Reproduction = UNKNOWN
 
     def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
         """Write one self-contained HTML page: the score by each setting, every combination.
