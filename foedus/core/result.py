@@ -516,7 +516,8 @@ class Run:
         """What notebooks show: first and last value of each metric, and its curve over rounds."""
         history, settings = self.records, flatten(self.settings)
         rows: list[list[object]] = []
-        for column in (c for c in history.columns if c not in COSTS):
+        shown = (c for c in history.columns if c not in COSTS and not c.endswith("_worst_client"))
+        for column in shown:
             points = [(r.get("round"), r[column]) for r in history.rows if column in r]
             values = [v for _, y in points if not math.isnan(v := markup.finite(y))]
             if values:

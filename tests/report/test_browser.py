@@ -169,7 +169,8 @@ def test_it_is_dark_where_the_system_is(kind, made, tab):
         tab.open(made(kind))
         assert brightness("backgroundColor") < 150 < 500 < brightness("color")
         # no text of a chart is darker than its page
-        texts = "[...document.querySelectorAll('.plotted svg text')].map((t) => getComputedStyle(t).fill)"
+        texts = "[...document.querySelectorAll('.plotted svg text')]"
+        texts += ".map((t) => getComputedStyle(t).fill)"
         fills = {sum(map(int, re.findall(r"\d+", f)[:3])) for f in tab.run(texts)}
         cells = tab.run("document.querySelectorAll('[aria-label=cell]').length")
         assert cells or min(fills) > 200  # numbers in cells are dark on bright colors
@@ -207,8 +208,9 @@ def test_every_control_is_native_named_and_shows_its_focus(kind, made, tab):
     seen = set()
     for _ in range(200):
         about = tab.run(
-            "(() => { const e = document.activeElement; return e === document.body ? null : "
-            "[e.tagName, getComputedStyle(e).outlineStyle, parseFloat(getComputedStyle(e).outlineWidth)] })()"
+            "(() => { const e = document.activeElement, look = getComputedStyle(e); "
+            "return e === document.body ? null : "
+            "[e.tagName, look.outlineStyle, parseFloat(look.outlineWidth)] })()"
         )
         if about is None:
             break
@@ -290,7 +292,7 @@ def test_the_worst_client_is_named_by_round_as_in_the_table_of_clients(made, tab
 
 def test_bars_of_a_search_are_the_rows_of_its_table(made, tab):
     tab.open(made("tune"))
-    table = [row for row in table_under(tab, "Every combination")[1:]]
+    table = table_under(tab, "Every combination")[1:]
     focus(tab, 0)
     tab.key("ArrowRight")
     for row in table:
@@ -337,7 +339,8 @@ def test_a_pointer_shows_the_point_below_it(made, tab):
     mark = f"{CHART.format(0)}.querySelector('.plotted svg [aria-label=dot] :first-child')"
     tab.run(f"{mark}.scrollIntoView({{block: 'center'}})")
     box = tab.run(
-        f"(() => {{ const b = {mark}.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] }})()"
+        f"(() => {{ const b = {mark}.getBoundingClientRect(); "
+        "return [b.x + b.width / 2, b.y + b.height / 2] })()"
     )
     tab.point_at(*box)
     assert tip(tab, 0)[-1] == "round: 0"
@@ -372,8 +375,10 @@ def test_axes_are_chosen_by_keyboard(made, tab):
     tab.run(f"{selects}[0].focus()")
     tab.key("ArrowDown")
     assert options[0][1] in tab.run(label)
-    log = f"[...{chart}.querySelectorAll('label')].find((l) => l.textContent === 'log y').querySelector('input')"
-    ticks = f"[...{chart}.querySelectorAll('[aria-label=\"y-axis tick label\"] text')].map((t) => t.textContent)"
+    labels = f"[...{chart}.querySelectorAll('label')]"
+    log = f"{labels}.find((l) => l.textContent === 'log y').querySelector('input')"
+    ticks = f"[...{chart}.querySelectorAll('[aria-label=\"y-axis tick label\"] text')]"
+    ticks += ".map((t) => t.textContent)"
     before = tab.run(ticks)
     tab.run(f"{log}.focus()")
     tab.key(" ")
