@@ -69,8 +69,8 @@ def _charts(tuning: Tuning) -> Iterator[Chart]:
     ]  # fmt: skip
     which = f"The best {_BARS} of {len(frame)} combinations." if len(frame) > _BARS else ""
     title = f"{score[:1].upper()}{score[1:]}"
-    rows = f"{', '.join(varied)}, from best to worst.{part} {which}".strip()
-    yield Bars(title, f"{rows[:1].upper()}{rows[1:]}", score, bars)
+    caption = f"A bar for each {', '.join(varied)}, from best to worst.{part} {which}".strip()
+    yield Bars(title, caption, score, bars)
     if len(varied) == 2 and all(frame[n].map(str).nunique() <= 40 for n in varied):
         yield _pairs(frame, varied[0], varied[1], score)
     for name in varied:
