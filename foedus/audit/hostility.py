@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -55,6 +57,24 @@ class HostileAudit:
             [attack, method, *(self._shown(attack, part, method) for part in (0.0, *self.parts))]
             for attack, method in itertools.product(self.attacks, self.methods)
         ]
+
+    def report(self, path: str | os.PathLike, title: str | None = None, command: str = "") -> Path:
+        """Write one self-contained HTML page: accuracy by attack, part and method.
+
+        Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default the name of the data.
+            command: The command that makes the page again, to be shown on it.
+
+        Returns:
+            The path of the file.
+        """
+        from foedus.audit import pages
+        from foedus.report.html import write_page
+
+        return write_page(path, pages.hostile(self, title, command))
 
     def _shown(self, attack: str, part: float, method: str) -> str:
         value = self.accuracy["" if part == 0 else attack, part, method]

@@ -165,6 +165,24 @@ class Leakage:
             markup.table(["message", "bytes", "PSNR, dB", "by iteration"], rows),
         )
 
+    def report(self, path: str | os.PathLike, title: str | None = None, command: str = "") -> Path:
+        """Write one self-contained HTML page: curves of the attack, images, a table.
+
+        Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default the name of the data.
+            command: The command that makes the page again, to be shown on it.
+
+        Returns:
+            The path of the file.
+        """
+        from foedus.audit import pages
+        from foedus.report.html import write_page
+
+        return write_page(path, pages.leakage(self, title, command))
+
     def picture(self, path: str | os.PathLike) -> Path:
         """Write the original, guesses over iterations and PSNR curves as SVG or PNG.
 

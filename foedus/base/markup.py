@@ -86,6 +86,7 @@ def _cell(content: object, tag: str, first: bool, prose: bool) -> str:
     cell = content if isinstance(content, Cell) else Cell(content)
     look = f"padding:2px 8px;text-align:{'left' if first or prose else 'right'}"
     look += ";font-weight:600" if cell.bold else ""
+    look += ";min-width:9em" if first and prose else ""
     if cell.shade > 0:  # pale enough for text of any color
         look += f";background:rgba(61,139,212,{0.6 * min(cell.shade, 1):.2f})"
     return f'<{tag} style="{look}">{text(cell.content, 500 if prose else _LONGEST)}</{tag}>'

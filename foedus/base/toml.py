@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 
 def quoted(name: str) -> str:
     """A key, in quotes where it needs them."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def section(name: str, values: Mapping[str, Any]) -> str:
+    """A section of a file: its name, then a line for each value."""
+    return "\n".join([f"[{name}]", *(f"{quoted(k)} = {toml(v)}" for k, v in values.items())])
 
 
 def toml(value: Any) -> str:

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from foedus.cli.app import app
-from foedus.cli.output import check_writable, link_to, print_table, require_plots
+from foedus.cli.output import check_writable, command_of, link_to, print_table, require_plots
 from foedus.errors import ConfigError
 
 audit_app = typer.Typer(
@@ -18,9 +18,12 @@ audit_app = typer.Typer(
 )
 app.add_typer(audit_app, name="audit")
 
+Out = Annotated[Path | None, Option(help="Also write a page, .html.")]
+
 
 @audit_app.command("leakage")
 def audit_leakage_command(
+    context: typer.Context,
     data: Annotated[
         str,
         Argument(metavar="[DATA]", help="Images: a set that `foedus data list` shows, or a file."),
@@ -44,7 +47,9 @@ def audit_leakage_command(
         float, Option(help="Noise on the message itself, relative to its norm.")
     ] = 0.0,
     seed: Annotated[int, Option(help="Seed of the network, the starts and the noise.")] = 0,
-    out: Annotated[Path, Option(help="The picture to write, .svg or .png.")] = Path("leakage.svg"),
+    out: Annotated[
+        Path, Option(help="The page to write, or with .svg or .png the picture alone.")
+    ] = Path("leakage.html"),
 ) -> None:
     """Try to rebuild a client's image from its gradient, or from an extreme point of FedFW.
 
@@ -72,7 +77,9 @@ def audit_leakage_command(
     chosen = dict.fromkeys(message or ("gradient", "l2", "l1"))
     titles = {"gradient": "gradient", "l2": "L2 ball", "l1": "L1 ball", "linf": "L-infinity ball"}
     sets = {titles[name]: ball and ball(radius) for name in chosen for ball in (balls[name],)}
-    check_picture(out)
+    page = out.suffix.lower() in (".html", ".htm")
+    if not page:
+        check_picture(out)
     require_plots()
     check_writable(out, "--out")
     with one_thread():
@@ -92,11 +99,15 @@ def audit_leakage_command(
     rows.append(["label only: average of its class", "–", "–", average, *rest])
     headings = ["message", "bytes", "PSNR first", "last", "best", "label", "twins"]
     print_table(headings, rows, text=("message",))
-    typer.echo(f"picture: {link_to(found.picture(out))}")
+    if page:
+        typer.echo(f"page: {link_to(found.report(out, command=command_of(context)))}")
+    else:
+        typer.echo(f"picture: {link_to(found.picture(out))}")
 
 
 @audit_app.command("hostile")
 def audit_hostile_command(
+    context: typer.Context,
     data: Annotated[
         str,
         Argument(
@@ -114,6 +125,7 @@ def audit_hostile_command(
     quick: Annotated[
         bool, Option("--quick", help="Fewer rounds, and 20% and 40% hostile clients only.")
     ] = False,
+    out: Out = None,
 ) -> None:
     """Train with 0 to 40% hostile clients, by plain and robust means.
 
@@ -125,20 +137,24 @@ def audit_hostile_command(
 
         foedus audit hostile
 
-        foedus audit hostile mnist --attack scale --attack nan
+        foedus audit hostile mnist --attack scale --attack nan --out page.html
     """
     from foedus.audit.hostility import audit_hostile
     from foedus.base.threads import one_thread
 
+    _check_page(out)
     with one_thread():
         found = audit_hostile(data, attacks=attack, clients=clients, seed=seed, quick=quick)
     size = f"{found.rows:,} training rows, {clients} clients"
     typer.echo(f"{found.data}: {size}; accuracy after the last round")
     print_table(found.headings, found.table(), text=("attack", "method"))
+    if out:
+        typer.echo(f"page: {link_to(found.report(out, command=command_of(context)))}")
 
 
 @audit_app.command("privacy")
 def audit_privacy_command(
+    context: typer.Context,
     study: Annotated[
         list[str] | None,
         Argument(
@@ -146,6 +162,7 @@ def audit_privacy_command(
         ),
     ] = None,
     quick: Annotated[bool, Option("--quick", help="Smaller, in seconds.")] = False,
+    out: Out = None,
 ) -> None:
     """Measure cost and effect of differential privacy.
 
@@ -157,7 +174,7 @@ def audit_privacy_command(
 
         foedus audit privacy --quick
 
-        foedus audit privacy membership
+        foedus audit privacy membership --out page.html
     """
     from foedus.audit.privacy import STUDIES, TITLES
     from foedus.audit.privacy import study as measure
@@ -167,9 +184,11 @@ def audit_privacy_command(
     for name in study or ():
         if name not in STUDIES:
             raise ConfigError(unknown("study", name, list(STUDIES)))
+    _check_page(out)
+    found = {}
     for name in dict.fromkeys(study or STUDIES):
         with one_thread():
-            table = measure(name, quick)
+            found[name] = table = measure(name, quick)
         typer.echo(TITLES[name])
         forms = {c: "g" if c in ("epsilon", "noise") else ".3f" for c in table}
         shown = [
@@ -178,3 +197,14 @@ def audit_privacy_command(
         ]
         print_table(list(table.columns), shown, text=("algorithm",))
         typer.echo("")
+    if out:
+        from foedus.audit.pages import privacy
+        from foedus.report.html import write_page
+
+        typer.echo(f"page: {link_to(write_page(out, privacy(found, None, command_of(context))))}")
+
+
+def _check_page(out: Path | None) -> None:
+    if out is not None:
+        require_plots()
+        check_writable(out, "--out")

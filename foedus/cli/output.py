@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -73,6 +73,27 @@ def show_comparison(comparison: Comparison, page: Path, title: str | None = None
         typer.echo(f"foedus: {len(lost)} of {total} runs diverged: {lost[0]}", err=True)
         if not any(comparison.finished(name) for name in comparison.runs):
             raise typer.Exit(1)
+
+
+def command_of(context: typer.Context, page: str = "page.html") -> str:
+    """The command as it was typed, without what is at its default, with another page to write."""
+    names: list[str] = []
+    above: Any = context
+    while above.parent is not None:
+        names.append(str(above.info_name))
+        above = above.parent
+    words = ["foedus", *reversed(names)]
+    for parameter in context.command.params:
+        value = context.params[str(parameter.name)]
+        if value in (None, parameter.default) or parameter.name == "out":
+            continue
+        values = [*map(str, value)] if isinstance(value, list | tuple) else [str(value)]
+        if parameter.param_type_name == "argument":
+            words += values
+        else:
+            option = parameter.opts[0]
+            words += [option] if value is True else [w for v in values for w in (option, v)]
+    return shlex.join([*words, "--out", page])
 
 
 def link_to(page: Path) -> str:

@@ -30,6 +30,10 @@ def run_command(
     resume: Annotated[
         bool, Option("--resume", help="Go on from run.checkpoint of the file.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        Option(help="Also write a page; the default is output.report of the file."),
+    ] = None,
 ) -> None:
     """Run one algorithm as a TOML file says, print the last rounds and save the run.
 
@@ -46,6 +50,8 @@ def run_command(
 
         foedus run examples/run.toml
 
+        foedus run examples/run.toml --report page.html
+
         foedus run examples/run.toml --out fedprox.safetensors && foedus report fedprox.safetensors
 
     With checkpoint = "FILE" under \\[run], Ctrl-C finishes the round and saves; --resume goes on
@@ -58,10 +64,11 @@ def run_command(
     from foedus.report.compare import Comparison
 
     experiment = read_config(config, "run")
-    page, file = experiment.output.get("report"), out or experiment.output.get("run")
+    page, file = report or experiment.output.get("report"), out or experiment.output.get("run")
     if page:
         require_plots()
-    for target, key in ((page, "output.report"), (file, "--out" if out else "output.run")):
+    keys = "--report" if report else "output.report", "--out" if out else "output.run"
+    for target, key in zip((page, file), keys, strict=True):
         if target:
             check_writable(Path(target), key)
     options = experiment.options | ({"resume": True} if resume else {})
@@ -133,7 +140,13 @@ def compare_command(
 
 
 @app.command("tune")
-def tune_command(config: Config) -> None:
+def tune_command(
+    config: Config,
+    out: Annotated[
+        Path | None,
+        Option(help="Also write a page; the default is output.report of the file."),
+    ] = None,
+) -> None:
     """Choose settings of an algorithm on held-out training rows; print what to put into the file.
 
     The file is one for `foedus run` that also says what to try. The field of a field has a dot in
@@ -150,14 +163,20 @@ def tune_command(config: Config) -> None:
     (how many combinations, drawn at random; needed with ranges), seeds, validation (0.2), halving
     (3, or "none"), metric and workers, as help(fd.tune) explains.
 
-    Example:
+    Examples:
 
         foedus tune examples/fednewton.toml
+
+        foedus tune examples/fednewton.toml --out page.html
     """
     from foedus.config.experiment import algorithm_section, read_config
     from foedus.tuning.tune import tune
 
     experiment = read_config(config, "tune")
+    page = out or experiment.output.get("report")
+    if page:
+        require_plots()
+        check_writable(Path(page), "--out" if out else "output.report")
     (algorithm,) = experiment.algorithms.values()
     fed = experiment.federation()
     typer.echo(fed.describe() + "\n")
@@ -175,6 +194,8 @@ def tune_command(config: Config) -> None:
     else:
         typer.echo(str(found))
     typer.echo(f"\n{algorithm_section(found.best, found.values)}")
+    if page:
+        typer.echo(f"\npage: {link_to(found.report(page))}")
 
 
 @app.command("report")

@@ -30,26 +30,26 @@ hints_of = functools.cache(typing.get_type_hints)  # of every field of every cla
 
 
 def entries(value: Any, named: list[str]) -> dict[str, str]:
-    found = {"type": _toml(type(value).__name__)}
+    found = {"type": as_toml(type(value).__name__)}
     for f in dataclasses.fields(value):
         inside = [name.partition(".")[2] for name in named if name.partition(".")[0] == f.name]
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         own = getattr(value, f.name)
         if f.init and (inside or _is_required(f) or own != default):
-            found[f.name] = _toml(own, inside)
+            found[f.name] = as_toml(own, inside)
     return found
 
 
-def _toml(value: Any, named: Sequence[str] = ()) -> str:
+def as_toml(value: Any, named: Sequence[str] = ()) -> str:
     """A value as it stands in a file."""
     if dataclasses.is_dataclass(value):
         items = entries(value, list(named))
         return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
     if isinstance(value, dict):
-        items = {quoted(k): _toml(v) for k, v in value.items()}
+        items = {quoted(k): as_toml(v) for k, v in value.items()}
         return "{ " + ", ".join(f"{k} = {v}" for k, v in items.items()) + " }"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(as_toml, value))}]"
     return toml(value)
 
 
@@ -363,7 +363,7 @@ def _describe(hint: Any) -> str:
         parts = [_describe(o) for o in inside_text]
         return " or ".join(dict.fromkeys([*parts, *(['"none"'] if type(None) in inside else [])]))
     if origin is Literal:
-        return "one of " + ", ".join(map(_toml, inside))
+        return "one of " + ", ".join(map(as_toml, inside))
     if origin in (tuple, list) or hint in (tuple, list):
         one = _describe(inside[0]) if inside else "values"
         return "a list of " + {

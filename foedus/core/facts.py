@@ -54,6 +54,8 @@ class Facts:
         test_rows: The test rows of all sites.
         sites: The first `MOST_SITES` sites.
         unmeasured: The reason why there are no scores by site.
+        origin: The sections [data] and [split] of a file that make the federation; `None` where no
+            file can, or where the engine is one that no file names.
     """
 
     version: str | None = None
@@ -62,6 +64,7 @@ class Facts:
     test_rows: int | None = None
     sites: tuple[SiteFacts, ...] = ()
     unmeasured: str | None = None
+    origin: str | None = None
 
     def __post_init__(self) -> None:
         kinds = {"rows": int, "test_rows": int}
@@ -99,7 +102,7 @@ def facts_of(run: Run, measure: bool) -> Facts:
         return _facts_of_sites(fed)
     facts = Facts(
         __version__, fed.data.label, int(fed.sizes.sum()), int(fed.test_sizes.sum()), (),
-        _unmeasured(run, fed, measure),
+        _unmeasured(run, fed, measure), origin_of(run),
     )  # fmt: skip
     shown = np.argsort(fed.ids, kind="stable")[:MOST_SITES]
     scores = None
@@ -124,6 +127,14 @@ def facts_of(run: Run, measure: bool) -> Facts:
     ids = [site.client for site in sites]
     listed = scores[scores["client"].isin(ids)].to_dict("records")
     return with_scores(facts, cast("list[dict[str, Any]]", listed))
+
+
+def origin_of(run: Run) -> str | None:
+    """The sections [data] and [split] of a file that make the federation of a run."""
+    if run.fed is None:
+        return None if run.facts is None else run.facts.origin
+    by_file = run.engine is None or type(run.engine).__name__ in ("Local", "Ray")
+    return run.fed.origin if by_file and isinstance(run.fed, Federation) else None
 
 
 def _facts_of_sites(fed: Any) -> Facts:

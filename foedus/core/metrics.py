@@ -127,7 +127,7 @@ REGRESSION = {m.name: m for m in _VALUES}
 USUAL = ("loss", "accuracy", "mse")
 """Columns of every history."""
 
-_STATISTICS = ("mean", "worst", "worst_client", "worst_decile", "spread")
+STATISTICS = ("mean", "worst", "worst_client", "worst_decile", "spread")
 """Endings of columns over clients."""
 
 
@@ -266,7 +266,7 @@ def over_clients(name: str, values: np.ndarray, ids: np.ndarray, higher: bool) -
     """Statistics of a metric over the clients for which it is not NaN."""
     some = ~np.isnan(values)
     if not some.any():
-        return {f"{name}_{ending}": math.nan for ending in _STATISTICS}
+        return {f"{name}_{ending}": math.nan for ending in STATISTICS}
     values, ids = values[some], ids[some]
     worst = int(values.argmin() if higher else values.argmax())
     found = (
@@ -276,4 +276,4 @@ def over_clients(name: str, values: np.ndarray, ids: np.ndarray, higher: bool) -
         float(np.quantile(values, 0.1 if higher else 0.9)),
         float(values.std()),
     )
-    return {f"{name}_{ending}": v for ending, v in zip(_STATISTICS, found, strict=True)}
+    return {f"{name}_{ending}": v for ending, v in zip(STATISTICS, found, strict=True)}

@@ -475,6 +475,30 @@ class Run:
             best_of=Best(trees["best"], **meta["best"]) if "best" in meta else None,
         )
 
+    def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
+        """Write one self-contained HTML page: curves, clients, every round, every setting.
+
+        Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default the algorithm and the data.
+
+        Returns:
+            The path of the file.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
+            >>> page = fd.run(fd.FedAvg(), fed, rounds=1).report(tempfile.mkdtemp() + "/page.html")
+            >>> "Run it again" in page.read_text()
+            True
+        """
+        from foedus.report.compare import Comparison
+
+        fed = self.fed if isinstance(self.fed, Federation) else None
+        return Comparison({type(self.algorithm).__name__: [self]}, fed).report(path, title)
+
     def __repr__(self) -> str:
         shown = [
             c

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,6 +83,8 @@ class Data:
     weights_train: np.ndarray | None = None
     weights_test: np.ndarray | None = None
     raw: Unprepared | None = None
+    origin: Mapping[str, Any] | None = dataclasses.field(default=None, init=False)
+    """The section [data] of a file that loads these rows; `None` for rows from elsewhere."""
 
     def __post_init__(self) -> None:
         def put(field: str, value: object) -> None:

@@ -78,6 +78,8 @@ class Federation:
     ids: np.ndarray
     scheme: str = "given"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    origin: str | None = field(default=None, init=False)
+    """The sections [data] and [split] of a file that make this federation, if there are such."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "offsets", "test_rows", "test_offsets", "ids"):

@@ -128,6 +128,7 @@ def load(
         >>> fd.load(frame, label="ill", test=0).preprocess.feature_names
         ('age', 'sex=f', 'sex=m')
     """
+    given = dict(locals())
     if not is_frame(source) and not isinstance(source, str | os.PathLike):
         raise DataError(
             f"source is a {type(source).__name__}; give the name of a data set, a file or a "
@@ -184,7 +185,20 @@ def load(
     if isinstance(test, (int, float)) or raw.x_test is None:
         part = HELD_OUT if test is None else float(test)  # type: ignore[arg-type]
         raw = hold_out(pool_parts(raw), part, seed, task == "regression")
-    return _finish(called, raw, scale, impute, encode, clip, task, fit)
+    found = _finish(called, raw, scale, impute, encode, clip, task, fit)
+    object.__setattr__(found, "origin", _origin(**given))
+    return found
+
+
+def _origin(source: Any, name: str | None, test: Any, **options: Any) -> dict[str, Any] | None:
+    """The arguments of `load` as the section [data] of a file, if a file can hold them."""
+    if is_frame(source) or is_frame(test) or name is not None:
+        return None
+    key = "name" if isinstance(source, str) and source in known_names() else "path"
+    test = str(test) if isinstance(test, os.PathLike) else test
+    defaults = load.__kwdefaults__ or {}
+    chosen = {k: v for k, v in {"test": test, **options}.items() if v != defaults[k]}
+    return {key: str(source), **chosen}
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:

@@ -17,6 +17,7 @@ from torch import nn
 from foedus.algorithms.fednewton.regression import FeatureRegression
 from foedus.base import markup
 from foedus.base.settings import check_value
+from foedus.base.toml import section
 from foedus.data.federation import Federation
 from foedus.diagnosis.fits import fits
 from foedus.diagnosis.heterogeneity import Heterogeneity, check_federation, heterogeneity
@@ -24,6 +25,14 @@ from foedus.diagnosis.sharing import Sharing, sharing
 from foedus.diagnosis.spectral import Spectrum, spectrum
 from foedus.errors import ConfigError
 from foedus.models.features import FeatureMap, features_of
+from foedus.report.reproduction import (
+    FILE,
+    UNKNOWN,
+    Reproduction,
+    algorithm_section,
+    engine_section,
+    joined,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +86,7 @@ def diagnose(
     if former or isinstance(algorithm, FeatureMap | nn.Module):
         return _former(fed, algorithm or features, reg, **options, **former)
     check_federation(fed)
+    again = _reproduction(fed, algorithm, iterations, seed, engine)
     if fed.spec.weighted:
         warnings.warn(
             "fd.diagnose does not use the weights of rows: but for FedNewton's spectrum, all rows "
@@ -91,6 +101,10 @@ def diagnose(
             needed = "a fd.FedNewton, with the squared loss"
             raise ConfigError(f"algorithm={algorithm!r} must be {needed}")
         features, reg = algorithm.features, algorithm.reg
+    elif features is not None or reg is not None:
+        again = Reproduction(
+            missing="features= and reg= are arguments of Python's fd.diagnose only"
+        )
     check_value("seed", seed, Annotated[int, Ge(0)])
     check_value("reg", reg, Annotated[float, Gt(0)] | None)
     if features is not None:
@@ -111,7 +125,23 @@ def diagnose(
         features=features,
         fits=scores,
         sharing=sharing(part, seed=seed),
+        again=again,
     )
+
+
+def _reproduction(
+    fed: Federation, algorithm: Any, iterations: int, seed: int, engine: Any
+) -> Reproduction:
+    """How a federation is diagnosed again by `foedus diagnose`."""
+    try:
+        parts = engine_section(engine)
+        parts += [section("run", {"seed": seed})] if seed else []
+        parts += [algorithm_section("algorithm", algorithm)] if algorithm is not None else []
+        text = joined(fed.origin, parts)
+    except ConfigError as error:
+        return Reproduction(missing=str(error))
+    more = "" if iterations == 30 else f" --iterations {iterations}"
+    return Reproduction(f"foedus diagnose {FILE}{more} --out page.html", text)
 
 
 def _former(fed: Federation, features: Any, reg: float | None, **options: Any) -> Any:
@@ -151,6 +181,7 @@ class Diagnosis:
             with all other rows in one place: accuracy, or for regression the share of the variance
             explained. It shows which kind of function is needed.
         sharing: `fd.Sharing`: whether FedRes would help.
+        again: The command and the file that measure again.
 
     Example:
         >>> fed = fd.split(fd.load("wine"), "dirichlet", clients=4, alpha=0.3)
@@ -169,6 +200,7 @@ class Diagnosis:
     features: FeatureMap
     fits: dict[str, float]
     sharing: Sharing
+    again: Reproduction = UNKNOWN
 
     @property
     def radius(self) -> float:
@@ -327,7 +359,7 @@ class Diagnosis:
         return Path(path)
 
     def report(self, path: str | os.PathLike) -> Path:
-        """Write one self-contained HTML page: advice with its reasons, figures, measures.
+        """Write one self-contained HTML page: advice with its reasons, charts, measures.
 
         Needs matplotlib.
         """
@@ -343,6 +375,7 @@ class Diagnosis:
             drawn=inline_panels(self),
             columns=[c.replace("_", " ") for c in frame.columns],
             clients=[[_cell(v) for v in row] for row in frame.itertuples(index=False)],
+            again=self.again,
             versions=versions(),
         )
         return write_page(path, text)

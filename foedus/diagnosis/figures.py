@@ -1,154 +1,104 @@
-"""The figures of a diagnosis."""
+"""The charts of a diagnosis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foedus.report.plots import (
-    COLORS,
-    DASHES,
-    WIDTH,
-    blank,
-    check_picture,
-    drawing,
-    inline,
-)
+from markupsafe import Markup
+
+from foedus.report import charts, drawings, holdings
+from foedus.report.charts import Bar, Bars, Cells, Chart, Dots
+from foedus.report.plots import WIDTH, check_picture, drawing, styles
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from foedus.data.federation import Federation
     from foedus.diagnosis.diagnose import Diagnosis
 
-_BARS = 40  # up to this number of clients, each has a bar, tick and name
+_BARS = 40
+"""More clients than this have dots, not bars."""
+
+_CHANCE = "rows permuted at random"
 
 
-def inline_panels(found: Diagnosis) -> list[tuple[str, str]]:
-    """The panels of a diagnosis, each as inline SVG with its caption."""
-    drawn = []
-    for name, caption, draw in _panels(found):
-        with drawing():
-            figure, ax = blank(3.6)
-            draw(ax)
-            drawn.append((inline(figure, name), caption))
-    return drawn
+def inline_panels(found: Diagnosis) -> list[Markup]:
+    """The charts of a diagnosis, each as a figure of a page."""
+    return [charts.figure(chart) for chart in panels(found)]
 
 
 def write_picture(found: Diagnosis, path: Path) -> None:
-    """The same panels as one file."""
+    """The same charts as one file."""
     check_picture(path)
     with drawing():
         from matplotlib.figure import Figure
 
-        panels = _panels(found)
-        rows = math.ceil(len(panels) / 2)
+        shown = [*panels(found)]
+        rows = math.ceil(len(shown) / 2)
         figure = Figure(figsize=(2.3 * WIDTH, 3.7 * rows), layout="constrained")
-        for i, (name, _, draw) in enumerate(panels):
+        looks = styles([_GROUP, _CHANCE], [_CHANCE])
+        for i, chart in enumerate(shown):
             ax = figure.add_subplot(rows, 2, i + 1)
-            draw(ax)
-            ax.set_title(name, fontsize=10, loc="left")
+            drawings.panel(ax, chart, looks)
+            ax.set_title(chart.title, fontsize=10, loc="left")
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata: dict[str, Any] | None = {"Date": None} if path.suffix.lower() == ".svg" else None
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
-def holdings(ax: Axes, fed: Federation) -> None:
-    fed.plot(ax)
-    ax.set_title("")
-    ax.grid(False)
+_GROUP = "clients"
 
 
-def _panels(found: Diagnosis) -> list[tuple[str, str, Callable[[Axes], None]]]:
-    """Name, caption and drawing of every panel that applies to this federation."""
+def panels(found: Diagnosis) -> Iterator[Chart]:
+    """A chart of everything that this federation has something to show in."""
     fed, labelled = found.fed, found.fed.data.classes is not None
-    panels: list[tuple[str, str, Callable[[Axes], None]]] = []
-
-    def add(name: str, caption: str, draw: Callable[..., None], *values: Any) -> None:
-        panels.append((name, caption, lambda ax: draw(ax, *values)))
-
-    targets = "Targets of the training rows of each client."
-    rows = "Training rows of each client, by label." if labelled else targets
-    add("who holds what", rows, holdings, fed)
+    yield holdings.chart(fed)
     if not labelled or len(fed) > _BARS:
-        add("sizes", "Training rows of each client.", _bars, fed.called, fed.sizes, "training rows")
-    line = "The line is their mean with rows permuted at random."
+        caption = "Training rows of each client."
+        yield _by_client("Sizes", caption, "training rows", fed.called, fed.sizes.tolist())
     if labelled:
         caption = "Total variation distance between each client's labels and those of all rows."
-        chance = found.facts["label_tv_by_chance"]
-        add("label TV", f"{caption} {line}", _bars, fed.called, found.labels, "distance", chance)
-    w1, chance = found.distances.per_client, found.facts["omega_w1_by_chance"]
+        by_chance = found.labels_by_chance
+        yield _by_client("Label TV", caption, "distance", fed.called, found.labels, by_chance)
     caption = "Wasserstein-1 distance between each client's features and those of all."
-    caption += f" {line}" + ("" if found.distances.exact else " Sliced: a lower bound.")
-    add("omega_W1", caption, _bars, found.part.called, w1["w1"], "distance", chance)
+    caption += "" if found.distances.exact else " Sliced: a lower bound."
+    w1, chance = (f.per_client["w1"] for f in (found.distances, found.by_chance))
+    yield _by_client("omega_W1", caption, "distance", found.part.called, w1, chance)
     if len(found.part) > 1:
         caption = (
             "Cosine between what linear models of two clients predict; on the diagonal, of two "
-            "halves of one client. Grey: the rows say nothing."
+            "halves of one client. Gray: the rows say nothing."
         )
-        add("task similarity", caption, _similarity, found)
-    score = "Accuracy" if labelled else "Share of the variance explained"
+        names, values = [*map(str, found.part.called)], found.sharing.similarity.tolist()
+        axes, limits = ("client", "client"), (-1.0, 1.0)
+        yield Cells("Task similarity", caption, "similarity", names, names, values, axes, limits)
+    yield _scores(found, "Accuracy" if labelled else "Share of the variance explained")
+
+
+def _by_client(
+    title: str, caption: str, label: str, names: Sequence[Any], values: Any, chance: Any = None
+) -> Chart:
+    """A bar a client, or where they are many a dot; chance: the same of rows dealt out again."""
+    clients = {str(name): v for name, v in zip(names, list(values), strict=True)}
+    if len(clients) <= _BARS:
+        level = None if chance is None else (_CHANCE, sum(chance) / len(chance))
+        caption += "" if chance is None else f" The line is the mean with {_CHANCE}."
+        return Bars(title, caption, label, [Bar(k, v) for k, v in clients.items()], level=level)
+    groups = {_GROUP: clients}
+    if chance is not None:
+        groups[_CHANCE] = {str(i): v for i, v in enumerate(chance)}
+    caption += " A dot is a client; the band reaches from the 10 % to the 90 % quantile."
+    return Dots(title, caption, label, groups, False, "largest", [_CHANCE])
+
+
+def _scores(found: Diagnosis, score: str) -> Bars:
+    shares = found.sharing.accuracy or found.sharing.explained
+    names = {"labels": "own average", "shared": "one for all", "private": "own model"}
+    bars = [Bar(names.get(k, k), shares[k]) for k in (*names, "both")]
+    kinds = {"features": "FedNewton's features"}
+    bars += [Bar(kinds.get(k, k), v, reference=True) for k, v in found.fits.items()]
     caption = (
         f"{score} on held-out rows: in blue linear models that clients share or have for "
         "themselves, in gray kinds of models of the pooled data."
     )
-    add(score.lower(), caption, _scores, found)
-    return panels
-
-
-def _bars(ax: Axes, names: Any, values: Any, ylabel: str, by_chance: float | None = None) -> None:
-    """A bar for each client, or for many clients a line of the sorted values."""
-    places = range(len(values))
-    if len(values) <= _BARS:
-        ax.bar(places, values, color=COLORS[0], width=0.8)
-        ax.set_xticks(places, names, **_written(names))
-        ax.set_xlabel("client")
-    else:
-        ax.step(places, sorted(values), where="mid", color=COLORS[0])
-        ax.set_xlabel("clients, in rising order")
-    if by_chance is not None:
-        look: dict[str, Any] = {"color": COLORS[1], "linestyle": DASHES[1], "linewidth": 1.4}
-        ax.axhline(by_chance, label="by chance", **look)
-        ax.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.12))
-    ax.set_ylabel(ylabel)
-    ax.set_ylim(0, 1.05 * max(*values, by_chance or 0.0, 1e-9))
-
-
-def _written(names: Sequence[str]) -> dict[str, Any]:
-    """Rotation of the names of clients below an axis: long ones are vertical, so that all are
-    readable."""
-    look: dict[str, Any] = {"fontsize": 9 if len(names) <= 20 else 6}
-    return {**look, "rotation": 90} if len(names) * max(map(len, names)) > 60 else look
-
-
-def _similarity(ax: Axes, found: Diagnosis) -> None:
-    import matplotlib
-
-    colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#bbbbbb")
-    n, values = len(found.part), found.sharing.similarity
-    image = ax.imshow(values, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label="similarity", shrink=0.85)
-    if n <= _BARS:
-        for axis in ("x", "y"):
-            look = _written(found.part.called) if axis == "x" else {"fontsize": 9 if n <= 15 else 6}
-            getattr(ax, f"set_{axis}ticks")(range(n), found.part.called, **look)
-    ax.grid(False)
-    ax.set(xlabel="client", ylabel="client")
-
-
-def _scores(ax: Axes, found: Diagnosis) -> None:
-    shares = found.sharing.accuracy or found.sharing.explained
-    names = {"labels": "own average", "shared": "one for all", "private": "own model"}
-    values = {names.get(k, k): (shares[k], COLORS[0]) for k in (*names, "both")}
-    kinds = {"features": "FedNewton's features"}
-    values |= {kinds.get(k, k): (v, "#999999") for k, v in found.fits.items()}
-    place, (heights, colours) = range(len(values)), zip(*values.values(), strict=True)
-    ax.barh(place, [max(v, 0.0) for v in heights], color=colours, height=0.75)
-    for i, value in enumerate(heights):
-        ax.text(max(value, 0.0) + 0.01, i, f"{value:.3f}", va="center", fontsize=8)
-    ax.set_yticks(place, list(values))
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.12)
-    ax.grid(False, axis="y")
+    return Bars(score, caption, score.lower(), bars)

@@ -23,7 +23,7 @@ BANDS = 4
 
 def figure_of(view: View, found: Found) -> Figure | None:
     """A figure in the style of the paper's; None for tables."""
-    frame = _rows(view, found)
+    frame = rows_of(view, found)
     if frame.empty:
         return None
     draw: dict[type, Callable[[Any, pd.DataFrame], Figure]]
@@ -31,7 +31,7 @@ def figure_of(view: View, found: Found) -> Figure | None:
     return draw[type(view)](view, frame)
 
 
-def _rows(view: View, found: Found) -> pd.DataFrame:
+def rows_of(view: View, found: Found) -> pd.DataFrame:
     """The rows that a view draws: none for a table."""
     if isinstance(view, Table):
         return pd.DataFrame()
@@ -52,11 +52,11 @@ def _panels(
     return figure, places
 
 
-def _names(frame: pd.DataFrame, column: str) -> list[Any]:
+def names_of(frame: pd.DataFrame, column: str) -> list[Any]:
     return [key_of(v) for v in dict.fromkeys(frame[column])]
 
 
-def _label(column: str, value: Any) -> str:
+def label_of(column: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return f"{column}: {plain(value)}"
     number = isinstance(value, int | float | np.number)
@@ -66,8 +66,8 @@ def _label(column: str, value: Any) -> str:
 def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
     from foedus.report.plots import log_axis, styles
 
-    panels = _names(frame, view.panel) if view.panel else [None]
-    lines = _names(frame, view.line)
+    panels = names_of(frame, view.panel) if view.panel else [None]
+    lines = names_of(frame, view.line)
     look = styles([str(v) for v in lines], pooled=["KRR", "auto"])
     figure, places = _panels(len(panels), view.columns)
     for place, panel in zip(places, panels, strict=False):
@@ -80,7 +80,7 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
             grouped = own.groupby(view.x)[view.y]
             mean, style = grouped.mean(), look[str(line)]
             drawn = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.4}
-            drawn["label"] = _label(view.line, line)
+            drawn["label"] = label_of(view.line, line)
             if len(mean) == 1 and part[view.x].nunique() > 1:  # it does not depend on x
                 place.axhline(mean.iloc[0], **drawn)
                 continue
@@ -96,7 +96,7 @@ def _lines(view: Lines, frame: pd.DataFrame) -> Figure:
             else:
                 continue
             place.fill_between(mean.index, low, high, color=style.colour, alpha=0.12, linewidth=0)
-        title = _label(view.panel, panel) if view.panel else ""
+        title = label_of(view.panel, panel) if view.panel else ""
         place.set(xlabel=view.x, ylabel=view.y, title=title)
         for axis in view.log:
             log_axis(place, axis)
@@ -118,7 +118,7 @@ def _legend(figure: Figure, columns: int, *entries: Iterable[Any]) -> None:
 def _bars(view: Bars, frame: pd.DataFrame) -> Figure:
     from foedus.report.plots import styles
 
-    groups, bars = _names(frame, view.x), _names(frame, view.bar)
+    groups, bars = names_of(frame, view.x), names_of(frame, view.bar)
     look = styles([str(b) for b in bars])
     figure, (place,) = _panels(1, 1, width=9.0, height=3.2)
     means, width = frame.groupby([view.x, view.bar])[view.y].mean(), 0.8 / len(bars)
@@ -133,7 +133,7 @@ def _bars(view: Bars, frame: pd.DataFrame) -> Figure:
 
 
 def _circles(view: Circles, frame: pd.DataFrame) -> Figure:
-    panels = _names(frame, view.panel)
+    panels = names_of(frame, view.panel)
     figure, places = _panels(len(panels), 2, width=4.4)
     for place, panel in zip(places, panels, strict=True):
         part = frame[(frame[view.panel] == panel) & (frame["seed"] == frame["seed"].min())]
@@ -148,7 +148,7 @@ def _circles(view: Circles, frame: pd.DataFrame) -> Figure:
 
 def _images(view: Images, frame: pd.DataFrame) -> Figure:
     shown = frame[frame[view.image].notna()]
-    rows, names = _names(shown, view.row), _names(shown, view.name)
+    rows, names = names_of(shown, view.row), names_of(shown, view.name)
     figure, places = _panels(len(rows) * len(names), len(names), width=1.6, height=1.6)
     for place, (row, name) in zip(places, [(r, n) for r in rows for n in names], strict=True):
         cell = shown[(shown[view.row] == row) & (shown[view.name] == name)]
@@ -170,7 +170,7 @@ def pictures(result: Result) -> list[tuple[View, Figure]]:
 
 
 def drawn_views(result: Result) -> list[View]:
-    return [v for v in result.item.views if not _rows(v, result.found).empty]
+    return [v for v in result.item.views if not rows_of(v, result.found).empty]
 
 
 def file_of(result: Result, number: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from foedus.papers.charts import charts_of
 from foedus.papers.figures import pictures
 from foedus.papers.item import Table
 from foedus.papers.markdown import made_with, minutes
@@ -49,14 +50,18 @@ def write_pages(folder: Path) -> list[Path]:
 
 def _views(r: Result) -> Iterator[dict[str, Any]]:
     """Of each view: its figure and table, if any, and its caption."""
+    from foedus.report.charts import figure
     from foedus.report.plots import drawing, inline
 
     drawn = pictures(r)
     with drawing():
         for number, view in enumerate(r.item.views):
-            figure = next((f for v, f in drawn if v is view), None)
+            picture = next((f for v, f in drawn if v is view), None)
+            svg = None if picture is None else inline(picture, f"{r.name} {r.key} {number}")
+            live = charts_of(view, r.found)
             yield {
-                "svg": figure and inline(figure, f"{r.name} {r.key} {number}"),
+                "svg": None if live else svg,
+                "charts": [figure(c, static=[svg] * (i == 0)) for i, c in enumerate(live)],
                 "table": table_of(view, r.found),
                 "is_table": isinstance(view, Table),
                 "caption": view.caption,

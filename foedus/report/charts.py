@@ -40,6 +40,7 @@ class Line:
         high: Upper ends of the band.
         reference: Whether it is only a reference, such as pooled data: dark and thin.
         note: A remark for the legend, such as "diverged".
+        remarks: For metrics that have some, what to show beside each value.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Line:
     high: Values = field(default_factory=dict)
     reference: bool = False
     note: str = ""
+    remarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Lines:
     """Lines that the reader can hide, on axes that the reader can choose.
 
     A line whose positions are all the same, because it sends nothing or does not depend on x, is
-    drawn as a level.
+    drawn as a level, unless `levels` is False.
 
     Args:
         title: A few words.
@@ -66,6 +68,7 @@ class Lines:
         target: A level of the first metric.
         close_up: Limits of the first metric, between which the reader may look closer.
         log: Names of axes that are logarithmic at first; "megabytes" is where it ranges widely.
+        levels: Whether a line with a single position is drawn as a level.
     """
 
     title: str
@@ -75,6 +78,7 @@ class Lines:
     target: float | None = None
     close_up: tuple[float, float] | None = None
     log: Sequence[str] = ()
+    levels: bool = True
 
     @property
     def axes(self) -> tuple[list[str], list[str]]:
@@ -167,22 +171,25 @@ class Cells:
 Chart = Lines | Bars | Dots | Cells
 
 
-def figure(chart: Chart, names: Sequence[str] = ()) -> Markup:
+def figure(
+    chart: Chart, names: Sequence[str] = (), static: Sequence[str | None] | None = None
+) -> Markup:
     """A chart as a <figure> for a page that extends base.html.j2.
 
     Args:
         chart: What to show.
         names: Lines or groups of the whole page, in order, so that each of them looks the same in
             all charts; by default those of this chart.
+        static: SVG that shows the same without JavaScript; by default it is drawn here.
     """
     from foedus.report import drawings, html, plots
 
     looks = plots.styles(*_named(chart, names))
     data = as_json({**as_data(chart), "looks": {k: v.for_page() for k, v in looks.items()}})
     prefix = f"c{hashlib.sha256(data.encode()).hexdigest()[:8]}"
-    static = [Markup(svg) for svg in drawings.draw(chart, looks, prefix)]
+    drawn = drawings.draw(chart, looks, prefix) if static is None else static
     macro = html.macro("charts.html.j2", "figure")
-    return Markup(macro(chart.title, chart.caption, Markup(data), static))
+    return Markup(macro(chart.title, chart.caption, Markup(data), [Markup(s) for s in drawn if s]))
 
 
 def as_data(chart: Chart) -> dict[str, Any]:

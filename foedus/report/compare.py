@@ -155,6 +155,17 @@ class Comparison:
     def higher_is_better(self) -> bool:
         return self.metric.endswith("accuracy")
 
+    @property
+    def single(self) -> Run | None:
+        """The run, if there is only one."""
+        runs = [run for of_name in self.runs.values() for run in of_name]
+        return runs[0] if len(runs) == 1 else None
+
+    @property
+    def several(self) -> bool:
+        """Whether an algorithm has run with more than one seed."""
+        return max(map(len, self.runs.values())) > 1
+
     def is_pooled(self, name: str) -> bool:
         """Whether the algorithm sees all rows in one place: a reference, not a competitor."""
         first = self.runs[name][0]

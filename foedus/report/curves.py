@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from foedus.core.history import FIRST
+from foedus.core.metrics import STATISTICS
 from foedus.core.result import Run
 from foedus.report.charts import Line, Lines
 from foedus.report.compare import Comparison, megabytes, words
@@ -25,7 +26,7 @@ def chart(comparison: Comparison) -> Lines | None:
     labels["seconds"] = "seconds of computing"
     caption = f"{labels[comparison.metric]} by round, by megabytes sent by clients and to them, and"
     caption = caption[:1].upper() + caption[1:] + " by seconds of computing, without evaluation."
-    if max(len(runs) for runs in comparison.runs.values()) > 1:
+    if comparison.several:
         caption += " Lines are means over seeds, bands reach from the least to the largest seed."
     if any(not line.x["megabytes"][-1] for line in drawn):
         caption += " By megabytes, a level shows the last value of what sends nothing."
@@ -37,10 +38,18 @@ def chart(comparison: Comparison) -> Lines | None:
 def metrics(comparison: Comparison) -> list[str]:
     """Columns of the histories that are not costs, that of the table first."""
     columns = dict.fromkeys([comparison.metric, comparison.own_metric, "loss"])
+    left_out = (*_COSTS, *_not_drawn(comparison))
     records = [r.records for runs in comparison.runs.values() for r in runs]
-    columns |= dict.fromkeys(c for r in records for c in r.columns if c not in _COSTS)
+    columns |= dict.fromkeys(c for r in records for c in r.columns if c not in left_out)
     known = {c for r in records for c in r.columns if not math.isnan(_number(r.last(c)))}
     return [c for c in columns if c in known]
+
+
+def _not_drawn(comparison: Comparison) -> set[str]:
+    """Columns about single clients, which have a chart of their own."""
+    kept = [r.kept.rounds.values() for runs in comparison.runs.values() for r in runs if r.kept]
+    names = {name for rounds in kept for scores in rounds for name in scores}
+    return {f"{own}{n}_{end}" for own in ("", "own_") for n in names for end in STATISTICS}
 
 
 def lines(comparison: Comparison) -> list[Line]:

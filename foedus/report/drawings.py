@@ -77,7 +77,16 @@ def _lines(
     log_x, log_y = x in data["log"], metric in data["log"]
     for i, line in enumerate(chart.lines):
         if x in line.x and metric in line.y:
-            _line(ax, line, i, looks[line.name], x, metric, level=widest > 0, log=(log_x, log_y))
+            _line(
+                ax,
+                line,
+                i,
+                looks[line.name],
+                x,
+                metric,
+                level=chart.levels and widest > 0,
+                log=(log_x, log_y),
+            )
     for which, log in (("x", log_x), ("y", log_y)):
         if log:
             log_axis(ax, which)

@@ -1,20 +1,20 @@
-"""The page of a comparison: one HTML file that needs nothing else, on a desk and on a phone."""
+"""The page of a comparison or a run: one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from foedus.core.describe import flatten
-from foedus.data.federation import Federation
-from foedus.errors import FoedusError
-from foedus.report import charts, curves, html, plots
+from foedus.core.history import COSTS
+from foedus.report import charts, clients, curves, holdings, html, plots, reproduction
 from foedus.report.compare import Comparison, words
 
 if TYPE_CHECKING:
     from foedus.core.result import Run
+
+_MOST = 1000
+"""Rounds, or clients, that are listed."""
 
 
 def render(comparison: Comparison, title: str | None = None) -> str:
@@ -27,13 +27,14 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     headings_of_runs = ["algorithm", "seed", "rounds", *map(words, metrics)]
     headings_of_runs += ["MB up", "MB down", "seconds", "end"]
     differing = [row for row in settings if len(set(row[1:])) > 1 and row[0] != "type"]
-    drawn = (curves.chart(comparison), clients(comparison))
+    drawn = (curves.chart(comparison), clients.by_round(comparison), clients.last(comparison))
+    single = comparison.single
     return html.render(
         "comparison.html.j2",
-        title=title or f"Comparison on {data}",
+        title=title or f"{f'{names[0]} on' if single else 'Comparison on'} {data}",
         subtitle=comparison.title(),
         comparison=comparison,
-        several=_several(comparison),
+        several=comparison.several,
         words=words,
         headings=headings,
         rows=rows,
@@ -41,75 +42,21 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         looks={k: s.for_page() for k, s in plots.styles(names, pooled).items()},
         charts=[charts.figure(c, names) for c in drawn if c is not None],
         fed=fed,
-        partition=fed and holdings(fed),
+        partition=fed and charts.figure(holdings.chart(fed)),
         division=_division(comparison),
         differing=differing,
         alike=[[row[0], row[1]] for row in settings if row not in differing],
         run_headings=headings_of_runs,
         runs=list(_runs(comparison, metrics)),
+        history=single and _history(single),
+        scores=single and clients.table(single, _MOST),
+        notes=_notes(comparison),
+        again=reproduction.of_comparison(comparison),
         versions=html.versions(),
     )
 
 
-def _several(comparison: Comparison) -> bool:
-    """Whether an algorithm has run with more than one seed."""
-    return max(len(runs) for runs in comparison.runs.values()) > 1
-
-
-# Clients
-
-
-def clients(comparison: Comparison) -> charts.Dots | None:
-    """The score of each client on its own test rows, of the first run that finished."""
-    score = comparison.metric.removeprefix("own_")
-    competing = [n for n in comparison.runs if not comparison.is_pooled(n)]
-    measured = {n: _scores(r, score) for n in competing for r in comparison.finished(n)[:1]}
-    groups = {name: members for name, members in measured.items() if members}
-    if not any(len(members) > 1 for members in groups.values()):
-        return None
-    label = f"{words(score)}, the client's own test rows"
-    caption = (
-        "A dot is a client: the model that it ends up with, on its own test rows. The band reaches "
-        "from the 10 % to the 90 % quantile, the line is the median."
-    )
-    if _several(comparison):
-        caption += " Of several seeds, the first."
-    return charts.Dots("Clients", caption, label, groups, lowest=comparison.higher_is_better)
-
-
-def _scores(run: Run, score: str) -> dict[str, float]:
-    """By client; nothing where it was not kept and cannot be measured here."""
-    if run.kept is None and not isinstance(run.fed, Federation):
-        return {}
-    try:
-        frame = run.per_client()
-    except FoedusError:
-        return {}
-    names = frame["name"] if "name" in frame else [f"client {i}" for i in frame["client"]]
-    if score not in frame:
-        return {}
-    pairs = zip(names, frame[score].tolist(), strict=True)
-    return {str(name): value for name, value in pairs if value == value}
-
-
 # The data and its division
-
-
-def holdings(fed: Federation) -> Markup:
-    """Who holds what: rows by label, or the targets of each client."""
-    if fed.data.classes is None:
-        return html.macro("macros.html.j2", "picture")(plots.targets(fed), _TARGETS)
-    counts = fed.label_counts()
-    names = [*map(str, fed.data.class_names or range(fed.data.classes))]
-    rows = [*map(str, fed.called)]
-    kind = "steps" if fed.data.spec.steps else "rows"
-    title, caption = "Who holds what", f"Training {kind} of each client, by label."
-    chart = charts.Cells(title, caption, f"training {kind}", rows, names, counts.tolist(), _AXES)
-    return charts.figure(chart)
-
-
-_AXES = ("client", "label")
-_TARGETS = "Targets of the training rows of each client."
 
 
 def _division(comparison: Comparison) -> list[tuple[str, str]]:
@@ -153,6 +100,32 @@ def _settings(comparison: Comparison) -> list[list[str]]:
         columns.append(named | {"rounds": rounds, "seeds": seeds})
     keys = dict.fromkeys(k for c in columns for k in c if k)
     return [[key, *(_value(c[key]) if key in c else "–" for c in columns)] for key in keys]
+
+
+def _history(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Every round as headings and rows; of very many rounds the last."""
+    columns, rows = run.records.columns, run.records.rows[-_MOST:]
+    counted = {c: "count" for c in COSTS if c != "seconds"} | {"seconds": "cost"}
+    forms = {c: counted.get(c, "count" if c.endswith("_client") else "metric") for c in columns}
+    body = [[_shown(row.get(c), forms[c]) for c in columns] for row in rows]
+    return [c.replace("_", " ") for c in columns], body
+
+
+def _shown(value: Any, form: str) -> str:
+    """A value of a history; a loaded one may hold texts."""
+    return charts.written(value, form) if isinstance(value, int | float) else str(value or "–")
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """What the runs noted, each with who did."""
+    found: dict[str, list[str]] = {}
+    for name, runs in comparison.runs.items():
+        for run in runs:
+            for note in run.notes:
+                who = found.setdefault(note, [])
+                who += [] if name in who else [name]
+    every = len(comparison.runs)
+    return [note if len(w) == every else f"{', '.join(w)}: {note}" for note, w in found.items()]
 
 
 def _runs(comparison: Comparison, metrics: Sequence[str]) -> Iterator[list[Any]]:

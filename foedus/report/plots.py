@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from foedus.data.federation import Federation
 
 # Okabe and Ito's colours without yellow (too pale on white); dashes and markers differ in grey, too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -97,16 +96,6 @@ def styles(names: Sequence[str], pooled: Sequence[str] = ()) -> dict[str, Style]
         found[name] = Style(COLORS[i % len(COLORS)], dash, _MARKERS[i % len(_MARKERS)])
         i += 1
     return found
-
-
-def targets(fed: Federation) -> str:
-    """The numbers that each client has to predict."""
-    with drawing():
-        figure, ax = blank(4.0)
-        fed.plot(ax)
-        ax.set_title("")
-        ax.grid(False)
-        return inline(figure, "targets of each client")
 
 
 def log_axis(ax: Axes, which: str = "x") -> None:

@@ -10,8 +10,10 @@ numbers are those of an uninterrupted run.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from foedus.core.arguments import check_arguments, seed_list
 from foedus.core.metrics import CLASSIFICATION, REGRESSION, higher_is_better
 from foedus.core.participation import Poisson
 from foedus.errors import ConfigError, is_number, unknown
+from foedus.report.reproduction import UNKNOWN, Reproduction
 from foedus.report.text import count, plain, rich_table
 from foedus.tuning.grid import shorten, shown_settings
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from foedus.data.federation import Federation
 
 from foedus.tuning.grid import Grid, build, combinations, loguniform
+from foedus.tuning.page import render, reproduction
 from foedus.tuning.search import Cell, Search, share_work
 
 _RESULTS = ("score", "spread", "rounds", "seconds", "failed")
@@ -133,7 +137,13 @@ def tune(
     settings = f"{count(len(cells), 'setting')} of {type(best.algorithm).__name__}"
     counts = f"{count(rungs[-1], 'round')}, {count(len(seeds), 'seed')}"
     title, border = f"{fed.data.name}: {settings}, {counts}", _border(grid, best.values)
-    return Tuning(best.algorithm, best.values, metric, table, border, title)
+    search_options = {
+        "trials": trials, "seed": seed, "seeds": seeds, "validation": validation,
+        "halving": halving, "metric": metric,
+    }  # fmt: skip
+    run_options = {"rounds": int(rounds), "participation": participation, "quantise": quantise}
+    again = reproduction(algorithm, fed, grid, run_options, search_options, engine)
+    return Tuning(best.algorithm, best.values, metric, table, border, title, again)
 
 
 @dataclass(eq=False, repr=False)
@@ -151,6 +161,7 @@ class Tuning:
         border: The names of numbers that were chosen at the end of their list, of three values or
             more: better ones may lie beyond.
         title: One line: what was searched.
+        again: The command and the file that search again.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "iid", clients=5)
@@ -165,20 +176,38 @@ class Tuning:
     table: pd.DataFrame
     border: tuple[str, ...]
     title: str
+    again: Reproduction = UNKNOWN
+
+    def report(self, path: str | os.PathLike, title: str | None = None) -> Path:
+        """Write one self-contained HTML page: the score by each setting, every combination.
+
+        Needs matplotlib.
+
+        Args:
+            path: The file.
+            title: Of the page; by default the algorithm and the data.
+
+        Returns:
+            The path of the file.
+        """
+        from foedus.report.html import write_page
+
+        return write_page(path, render(self, title))
 
     def __rich__(self) -> Any:
-        return rich_table(self.title, *self._cells_and_notes())
+        return rich_table(self.title, *self.cells())
 
     def _repr_html_(self) -> str:
         """For notebooks: the table with the chosen settings in bold."""
-        headings, (best, *others), notes = self._cells_and_notes()
+        headings, (best, *others), notes = self.cells()
         top = [h.replace("\n", " ") for h in headings]
         rows: list[list[Any]] = [[markup.Cell(v, bold=True) for v in best], *others]
         return markup.box(self.title, markup.table(top, rows), markup.lines(notes))
 
-    def _cells_and_notes(self) -> tuple[list[str], list[list[str]], list[str]]:
+    def cells(self, most: int = _SHOWN) -> tuple[list[str], list[list[str]], list[str]]:
+        """The first rows of the table as text: headings, rows and notes."""
         rows = self.table.to_dict("records")
-        names, shown = list(self.values), rows[:_SHOWN]
+        names, shown = list(self.values), rows[:most]
         text = [[*(shorten(r[n]) for n in names), *self._result(r)] for r in shown]
         notes = [f"chosen: {shown_settings(self.values)}"]
         end = "is at the end of its list: better values may lie beyond"

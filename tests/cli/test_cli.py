@@ -175,6 +175,9 @@ def test_run_writes_a_page_when_asked(cli, tmp_path):
     )
     cli("run", "c.toml")
     assert (tmp_path / "p.html").is_file()
+    cli("run", "c.toml", "--report", "q.html")
+    assert (tmp_path / "q.html").is_file()
+    assert "--report: cannot write" in cli("run", "c.toml", "--report", "no/q.html", code=2).stderr
 
 
 def test_compare_and_report_on_its_folder(cli, tmp_path):
@@ -542,9 +545,9 @@ def test_audit_hostile(cli, monkeypatch):
         if k in ("FedAvg, mean", "FedAvg, median", "FedFW")
     }
     monkeypatch.setattr(hostile, "methods", lambda clients, quick: some)
-    out = cli(
-        "audit", "hostile", "--quick", "--attack", "scale", "--attack", "nan", "--clients", "6"
-    ).stdout
+    command = "audit hostile --attack scale --attack nan --clients 6 --quick --out page.html"
+    out = cli(*command.split()).stdout
+    assert f"foedus {command}</pre>" in Path("page.html").read_text()
     lines = [line.split() for line in out.splitlines() if line.strip().startswith(("scale", "nan"))]
     assert len(lines) == 6
     found = {(line[0], " ".join(line[1:-3])): [float(v) for v in line[-3:]] for line in lines}

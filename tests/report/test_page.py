@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -70,8 +71,8 @@ STATIC = resources.files("foedus.report") / "static"
 SCRIPTS = ("d3.min.js", "plot.min.js", "kinds.js", "charts.js", "tables.js")
 
 
-def check(page: str) -> Checker:
-    """What the page runs is ours, and nothing else is."""
+def check(page: str, links: Sequence[str] = ()) -> Checker:
+    """What the page runs is ours, and nothing else is; links: to other pages."""
     for name in (*SCRIPTS, "NOTICE"):
         page = page.replace((STATIC / name).read_text(encoding="utf-8"), "")
     parser = Checker()
@@ -80,7 +81,7 @@ def check(page: str) -> Checker:
     assert parser.problems == []
     assert parser.stack == []
     assert len(set(parser.ids)) == len(parser.ids)
-    assert all(a.startswith(("#", "data:")) for a in parser.addresses), parser.addresses
+    assert all(a.startswith(("#", "data:", *links)) for a in parser.addresses), parser.addresses
     assert {a[1:] for a in parser.addresses if a.startswith("#")} <= set(parser.ids)
     for kind, text in parser.scripts:
         if kind == "application/json":

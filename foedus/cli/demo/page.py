@@ -17,8 +17,7 @@ import typer
 from rich.console import Console
 
 from foedus.cli.demo.sections import Section
-from foedus.report import charts, html
-from foedus.report.page import clients, holdings
+from foedus.report import charts, clients, holdings, html
 from foedus.report.text import Grid, number, plain
 
 HEADINGS = ["method", "example", "accuracy", "rounds", "MB", "seconds"]
@@ -148,8 +147,7 @@ def _figures(section: Section) -> list[str]:
     comparison = section.comparison
     if comparison is None or comparison.fed is None:
         return [charts.figure(section.chart)]
-    names, dots = list(comparison.runs), clients(comparison)
-    drawn = [charts.figure(section.chart, names)]
-    if dots is not None:
-        drawn.append(charts.figure(dots, names))
-    return [*drawn, holdings(comparison.fed)]
+    names = list(comparison.runs)
+    drawn = (section.chart, clients.last(comparison))
+    shown = [charts.figure(chart, names) for chart in drawn if chart is not None]
+    return [*shown, charts.figure(holdings.chart(comparison.fed))]

@@ -6,13 +6,15 @@ A scheme is a function `(data, clients, rng, **options) -> Division`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from foedus.base.settings import Means, check_value
+from foedus.base.toml import section
 from foedus.data.dataset import Data
 from foedus.data.federation import Federation
 from foedus.data.partition.base import deal_test_rows
@@ -125,6 +127,29 @@ def split(
         Li, Diao, Chen, He, "Federated learning on non-IID data silos: an experimental study", ICDE
         2022.
     """
+    fed = _divided(data, scheme, clients, seed, test, options)
+    if data.origin is not None and isinstance(scheme, str):
+        count = {} if clients is None else {"clients": int(clients)}
+        held = {} if test is None else {"test": test}
+        division = {"scheme": scheme, **count, "seed": int(seed), **held, **options}
+        object.__setattr__(fed, "origin", _origin(data.origin, division))
+    return fed
+
+
+def _origin(data: Mapping[str, Any], division: Mapping[str, Any]) -> str | None:
+    """The sections [data] and [split] of a file, if TOML has such values."""
+    plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in division.items()}
+    text = f"{section('data', data)}\n\n{section('split', plain)}"
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+    return text
+
+
+def _divided(
+    data: Data, scheme: Any, clients: int | None, seed: int, test: float | None, options: dict
+) -> Federation:
     if not isinstance(data, Data):
         raise SplitError(
             f"data is a {type(data).__name__}; load it first: fd.load(data, label=...), or "
@@ -134,7 +159,7 @@ def split(
     if test is not None:
         part = Annotated[float, Gt(0), Lt(1), Means("a fraction above 0 and below 1, such as 0.25")]
         check_value("test", test, part, SplitError)
-        return split(data, scheme, clients=clients, seed=seed, **options).holdout(test, seed)
+        return _divided(data, scheme, clients, seed, None, options).holdout(test, seed)
     rng = np.random.default_rng(seed)
     if not isinstance(scheme, str) and is_partitioner(scheme):
         if options:

@@ -46,6 +46,9 @@ function shortened(name, most) {
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const finite = (value) => value !== null && Number.isFinite(value);
 
+/** Whether values are positive, and range widely enough for a logarithmic axis to show more. */
+const wide = (values) => values.length > 0 && d3.min(values) > 0 && d3.max(values) > 5 * d3.min(values);
+
 /** Options of an axis: ticks at integers only where its numbers count something. */
 function axis(type, label, form, extra = {}) {
   const options = {type, label, labelArrow: "none", grid: true, ...extra};
@@ -59,8 +62,8 @@ function axis(type, label, form, extra = {}) {
 /** The points of a line on the chosen axes; a level is a line that does not depend on x. */
 function pointsOf(line, view, widest) {
   const xs = line.x[view.x] ?? [], ys = line.y[view.y] ?? [];
-  const low = line.low[view.y] ?? [], high = line.high[view.y] ?? [];
-  let points = xs.map((x, i) => ({x, y: ys[i], low: low[i], high: high[i]}));
+  const low = line.low[view.y] ?? [], high = line.high[view.y] ?? [], remarks = line.remarks[view.y] ?? [];
+  let points = xs.map((x, i) => ({x, y: ys[i], low: low[i], high: high[i], remark: remarks[i]}));
   points = points.filter((p) => finite(p.x) && finite(p.y));
   const level = widest > 0 && points.length > 0 && points.every((p) => p.x === points[0].x);
   if (level) points = points.slice(-1);
@@ -86,7 +89,7 @@ const lines = {
 
   draw(data, view, width) {
     const [from, to] = extentOf(data.lines, view.x), marks = [], series = [];
-    const shown = data.lines.map((line) => ({line, look: data.looks[line.name], ...pointsOf(line, view, to - from)}));
+    const shown = data.lines.map((line) => ({line, look: data.looks[line.name], ...pointsOf(line, view, data.levels ? to - from : 0)}));
     const target = view.y === data.axes.y[0] ? data.target : null;
     if (target !== null && !(view.log.y && target <= 0)) {
       const place = {y: [target], text: ["target"], frameAnchor: "left", dx: 4, dy: -7, fill: "currentColor", fillOpacity: 0.7};
@@ -133,6 +136,7 @@ function rowsOf(data, view, p) {
   if (finite(p.low) && finite(p.high) && p.low < p.high) {
     rows.push(["from", `${written(p.low, data.forms[view.y])} to ${written(p.high, data.forms[view.y])}`]);
   }
+  if (p.remark) rows.push(["", p.remark]);
   return [...rows, [data.labels[view.x], written(p.x, data.forms[view.x])]];
 }
 
@@ -151,7 +155,7 @@ const bars = {
   weight: [0, 1],
   legend: () => [],
   axes: () => ({x: [], y: []}),
-  canBeLog: (data, view, which) => which === "x" && data.bars.every((b) => !finite(b.value) || b.value > 0),
+  canBeLog: (data, view, which) => which === "x" && wide(data.bars.map((b) => b.value).filter(finite)),
   canCloseUp: () => false,
 
   draw(data, view, width) {
@@ -173,7 +177,9 @@ const bars = {
     if (data.level !== null) {
       const [name, value] = data.level;
       marks.push(Plot.ruleX([value], {stroke: "#D55E00", strokeWidth: 1.6, strokeDasharray: "6 3"}));
-      marks.push(Plot.text([value], {x: [value], y: [-0.5], text: [name], textAnchor: "start", dx: 4, dy: -6}));
+      const right = value > d3.max(values, Math.abs) / 2;
+      const beside = right ? {textAnchor: "end", dx: -4} : {textAnchor: "start", dx: 4};
+      marks.push(Plot.text([value], {x: [value], y: [-0.5], text: [name], dy: -6, ...beside}));
     }
     const svg = Plot.plot({
       className: "plot", width, height: rowHeight * names.length + 70, marks, y: rows.y,
@@ -208,7 +214,7 @@ const dots = {
   weight: [1, 1],
   legend: () => [],
   axes: () => ({x: [], y: []}),
-  canBeLog: (data, view, which) => which === "x" && data.groups.every((g) => g.values.every((v) => !finite(v) || v > 0)),
+  canBeLog: (data, view, which) => which === "x" && wide(data.groups.flatMap((g) => g.values).filter(finite)),
   canCloseUp: () => false,
 
   draw(data, view, width) {
