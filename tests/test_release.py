@@ -62,6 +62,14 @@ def test_what_is_no_address_of_a_project(url):
     assert release.checked("https://example.org/a/b/") == "https://example.org/a/b"
 
 
+def test_an_address_that_cannot_be_used_ends_before_anything_is_unpacked(archive):
+    command = [sys.executable, "-m", "tools.release", archive, archive.parent / "copy"]
+    command += ["--url", "example.org"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "URL=example.org must be" in done.stderr
+    assert not (archive.parent / "copy").exists()
+
+
 @pytest.fixture
 def archive(tmp_path) -> Path:
     """As much of a source distribution as its metadata depends on."""
@@ -94,6 +102,7 @@ def test_the_metadata_and_the_description_have_the_address(archive):
     """What pip and package indexes show, as the build backend makes it."""
     copy, said = written(archive, "--url", f"{URL}/")
     assert said.startswith(f"{URL}: written to the metadata and to ")
+    (copy / "out").mkdir()
     code = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel('out')"
     subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True)
     (path,) = copy.glob("out/*.dist-info/METADATA")
