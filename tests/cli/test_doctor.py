@@ -76,12 +76,15 @@ def test_compiled_loops_that_are_missing(monkeypatch, loops):
     finding = doctor._loops()
     assert not finding.well
     again = "foedus again: pip install --force-reinstall --no-deps --no-cache-dir foedus"
-    assert finding.remedy == {
-        "0": "unset FOEDUS_COMPILED",
-        "missing": f"install a C compiler (gcc or clang), then {again}",
-        "other": f"install {again}",
-        "windows": "use WSL: they are written for Linux and macOS",
-    }[loops]
+    assert (
+        finding.remedy
+        == {
+            "0": "unset FOEDUS_COMPILED",
+            "missing": f"install a C compiler (gcc or clang), then {again}",
+            "other": f"install {again}",
+            "windows": "use WSL: they are written for Linux and macOS",
+        }[loops]
+    )
 
 
 @pytest.mark.parametrize("extra", sorted(doctor._EXTRAS))
@@ -141,7 +144,7 @@ def no_gpu(monkeypatch, cuda: str | None, tool: bool):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if tool else None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/x" if tool else None)
 
 
 @pytest.mark.parametrize(
