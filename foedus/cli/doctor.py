@@ -140,10 +140,10 @@ def _loops() -> Finding:
         why = "of another version of foedus, or not for this Python"
         remedy = f"install {again}"
     elif _on_posix():
-        why = "not there: the same results, several times slower"
+        why = "not there: slower, with the same results up to rounding"
         remedy = f"install a C compiler (gcc or clang), then {again}"
     else:
-        why = "not there: the same results, several times slower"
+        why = "not there: slower, with the same results up to rounding"
         remedy = "use WSL: they are written for Linux and macOS"
     return Finding("compiled loops", why, False, remedy)
 
