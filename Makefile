@@ -26,7 +26,7 @@ help:
 	@echo "make mutants hand-made faults, one at a time: the tests must kill 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
 	@echo "make lock    requirements.lock: what a deployment installs, with hashes"
 	@echo "make sbom    sbom.json: what is installed in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
-	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked (URL=ADDRESS of the project: links in its metadata and README)"
+	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked (URL=ADDRESS of the project: links in its metadata and description)"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:

@@ -75,11 +75,14 @@ def archive(tmp_path) -> Path:
     """As much of a source distribution as its metadata depends on."""
     path = tmp_path / "foedus-1.2.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for name in ("README.md", "pyproject.toml", "CITATION.cff", "LICENSE"):
+        for name in ("README.md", "CITATION.cff", "LICENSE"):
             tar.add(ROOT / name, f"foedus-1.2/{name}")
-        for name, text in (("version", '__version__ = "1.2"\n'), ("__init__", "")):
-            member = tarfile.TarInfo(f"foedus-1.2/foedus/{name}.py")
-            member.size = len(text)
+        project = (ROOT / "pyproject.toml").read_text().partition("\n[project.urls]\n")[0]
+        project = project.replace('"DESCRIPTION.md"', '"README.md"')
+        made = {"pyproject.toml": project, "foedus/version.py": '__version__ = "1.2"\n'}
+        for name, text in made.items():
+            member = tarfile.TarInfo(f"foedus-1.2/{name}")
+            member.size = len(text.encode())
             tar.addfile(member, io.BytesIO(text.encode()))
     return path
 
@@ -92,10 +95,13 @@ def written(archive: Path, *words: str) -> tuple[Path, str]:
 
 def test_without_an_address_nothing_is_written(archive):
     copy, said = written(archive, "--url", "")
-    for name in ("README.md", "pyproject.toml", "CITATION.cff"):
-        assert (copy / name).read_bytes() == (ROOT / name).read_bytes()
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            held = tar.extractfile(member)
+            assert held and (copy.parent / member.name).read_bytes() == held.read()
+    assert not (copy / "DESCRIPTION.md").exists()
     count = len(release.relative_links((ROOT / "README.md").read_text()))
-    assert f"{count} links of README.md stay relative" in said
+    assert f"{count} links of the description stay relative" in said
 
 
 def test_the_metadata_and_the_description_have_the_address(archive):
@@ -120,6 +126,9 @@ def test_the_metadata_and_the_description_have_the_address(archive):
     assert "OS Independent" not in str(metadata.get_all("Classifier"))
     assert not release.relative_links(metadata.get_payload())
     assert f'repository-code: "{URL}"\n' in (copy / "CITATION.cff").read_text()
+    assert (copy / "README.md").read_bytes() == (ROOT / "README.md").read_bytes()
+    with pytest.raises(ValueError, match="has an address already"):
+        release.write_address(copy, URL, "1.2")
 
 
 def test_the_citation_and_the_metadata_agree():
@@ -133,7 +142,8 @@ def test_the_citation_and_the_metadata_agree():
     for keyword in project["keywords"]:
         assert f"  - {keyword}\n" in citation
     assert re.search(rf"^## {re.escape(version[1])} \(", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert "urls" not in project  # they are written by make dist
+    links = project.get("urls")  # written by make dist
+    assert links is None or links == release.urls(links["Homepage"], version[1])
 
 
 @pytest.mark.slow

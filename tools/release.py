@@ -4,8 +4,9 @@
 what is published from the copy:
 
     pyproject.toml   [project.urls], the links beside the description on a package index
-    README.md        a relative link leads to URL/blob/vVERSION/PATH, a picture comes from
-                     URL/raw/vVERSION/PATH: where GitHub has the files of the tag vVERSION
+    DESCRIPTION.md   the description: README.md, in which a relative link leads to
+                     URL/blob/vVERSION/PATH, and a picture comes from URL/raw/vVERSION/PATH:
+                     where GitHub has the files of the tag vVERSION
     CITATION.cff     repository-code
 
 Without an address the copy is left as it is, and the links that stay relative are counted.
@@ -80,11 +81,16 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def write_address(folder: Path, url: str, version: str) -> None:
     """Write the address of the project into an unpacked source distribution."""
-    readme = folder / "README.md"
-    readme.write_text(absolute(readme.read_text(), url, version))
-    with (folder / "pyproject.toml").open("a") as file:
-        file.write("\n[project.urls]\n")
-        file.writelines(f'{name} = "{there}"\n' for name, there in urls(url, version).items())
+    description = absolute((folder / "README.md").read_text(), url, version)
+    (folder / "DESCRIPTION.md").write_text(description)
+    project = folder / "pyproject.toml"
+    text, replaced = re.subn(
+        r'^readme = "README.md"$', 'readme = "DESCRIPTION.md"', project.read_text(), flags=re.M
+    )
+    if replaced != 1 or "[project.urls]" in text:
+        raise ValueError(f"{project} has an address already, or another description")
+    links = "".join(f'{name} = "{there}"\n' for name, there in urls(url, version).items())
+    project.write_text(f"{text}\n[project.urls]\n{links}")
     with (folder / "CITATION.cff").open("a") as file:
         file.write(f'repository-code: "{url}"\n')
 
@@ -104,11 +110,12 @@ def main() -> None:
     links = relative_links((folder / "README.md").read_text())
     if url:
         write_address(folder, url, version)
-        print(f"{url}: written to the metadata and to {len(links)} links of README.md")
+        print(f"{url}: written to the metadata and to {len(links)} links of the description")
     else:
         print(
-            f"No URL: the metadata names no address, and {len(links)} links of README.md stay "
-            "relative, so that they lead nowhere on a package index (make dist URL=https://...)"
+            f"No URL: the metadata names no address, and {len(links)} links of the description "
+            "stay relative, so that they lead nowhere on a package index "
+            "(make dist URL=https://...)"
         )
 
 
