@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 DEVICE ?= cuda
+URL :=
 BUILT_FROM := pyproject.toml constraints.txt $(wildcard foedus/kernels/*.[ch])
 # By path, not by import hook: in the parent folder of the clone, its directory would shadow a hook.
 INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
@@ -27,7 +28,7 @@ help:
 	@echo "make mutants hand-made faults, one at a time: the tests must detect 95 % (ARGS='fedfw-* wire' for some of them; ARGS=--check: seconds)"
 	@echo "make lock    requirements.lock: what a deployment installs, with hashes"
 	@echo "make sbom    sbom.json: the packages in .venv, as a CycloneDX bill of materials (ARGS='-o FILE' for another place)"
-	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked"
+	@echo "make dist    dist/: the source distribution, and one wheel for CPython 3.11 and later on this system, both checked (URL=ADDRESS of the project: links in its metadata and description)"
 	@echo "make papers  every table and figure of the papers at --quick, and their pages"
 
 $(VENV)/bin/python:
@@ -96,13 +97,16 @@ lock: $(VENV)/.dev
 sbom: $(VENV)/.dev
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json $(ARGS) $(BIN)/python
 
+# Built from the source distribution, in which tools/release.py writes the project's address.
 # auditwheel determines on which systems the compiled loops work, and names the wheel accordingly.
 dist: $(VENV)/.dev
 	rm -rf dist build
-	$(BIN)/python -m build --no-isolation --outdir dist/built
-	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair dist/built/*.whl --wheel-dir dist
-	mv dist/built/*.tar.gz dist
-	rm -rf dist/built build
+	$(BIN)/python -m build --no-isolation --sdist --outdir build/repository
+	$(BIN)/python -m tools.release build/repository/*.tar.gz build/source --url "$(URL)"
+	$(BIN)/python -m build --no-isolation --outdir build/dist build/source/*
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair build/dist/*.whl --wheel-dir dist
+	mv build/dist/*.tar.gz dist
+	rm -rf build
 	$(BIN)/twine check --strict dist/*
 
 papers: $(VENV)/.report

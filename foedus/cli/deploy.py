@@ -109,6 +109,9 @@ def deploy_log_command(
 
 
 def _flower(module: str) -> Any:
+    from foedus.engines.flower import require_posix
+
+    require_posix("foedus deploy")
     try:
         return importlib.import_module(f"foedus.engines.flower.{module}")
     except ModuleNotFoundError as error:

@@ -15,9 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import foedus as fd
-from foedus import kernels
 from foedus.audit import leakage
-from foedus.cli import doctor
 from foedus.cli.app import app
 from foedus.config import experiment
 from foedus.papers import markdown, runner
@@ -54,49 +52,6 @@ def test_version_names_what_it_runs_on_without_loading_it(cli):
     subprocess.run([sys.executable, "-c", code], check=True)
     module = [sys.executable, "-m", "foedus", "--version"]
     assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.strip() == said
-
-
-def test_the_doctor_says_what_is_there(cli, monkeypatch, tmp_path):
-    (tmp_path / "sets").mkdir()
-    (tmp_path / "sets" / "toy.npz").touch()
-    monkeypatch.setenv("FOEDUS_DATA", str(tmp_path / "sets"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = cli("doctor").output
-    assert f"ok foedus          {__version__} in " in said
-    assert re.search(r"^ok packages        torch \S+, numpy \S+, scipy", said, re.M)
-    assert f"ok FOEDUS_DATA     {tmp_path / 'sets'} (1 sets)" in said
-    assert f"ok data cache      {tmp_path / 'foedus'} (0 sets)" in said
-    ready = "ok compiled loops  there" in said
-    assert ready == kernels.ready
-
-
-@pytest.mark.parametrize("loops", ["0", "missing", "other"])
-def test_the_doctor_says_what_to_do(cli, monkeypatch, tmp_path, loops):
-    """Of compiled loops, an extra and a data folder that are not there."""
-    monkeypatch.setattr(kernels, "ready", False)
-    monkeypatch.delenv("FOEDUS_COMPILED", raising=False)
-    if loops == "0":
-        monkeypatch.setenv("FOEDUS_COMPILED", "0")
-    files = [Path("_compiled.abi3.so")] if loops == "other" else []
-    monkeypatch.setattr(doctor, "_compiled_files", lambda: files)
-    monkeypatch.setenv("FOEDUS_DATA", str(tmp_path))
-    of = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "flwr" else of(name))
-    said = cli("doctor").output
-    remedy = {
-        "0": "left out by FOEDUS_COMPILED=0\n                   remedy: unset FOEDUS_COMPILED",
-        "missing": "remedy: install a C compiler (gcc or clang), then foedus again",
-        "other": "remedy: install foedus again: pip install --force-reinstall --no-deps foedus",
-    }
-    assert remedy[loops] in said
-    assert "-- [flower]        not installed: no engine=fd.Flower() and foedus deploy" in said
-    assert "remedy: pip install 'foedus[flower]'" in said
-    assert "remedy: set FOEDUS_DATA to a folder with NAME.npz files, or unset it" in said
-
-
-def test_the_doctor_knows_every_extra():
-    known = importlib.metadata.metadata("foedus").get_all("Provides-Extra")
-    assert {*doctor._EXTRAS, "dev", "all"} == set(known)
 
 
 @pytest.mark.parametrize(

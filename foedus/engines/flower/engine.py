@@ -21,6 +21,7 @@ from foedus.base.settings import Settings, check_value
 from foedus.core.algorithm import Algorithm
 from foedus.core.describe import to_config
 from foedus.data.federation import Federation
+from foedus.engines.flower import require_posix
 from foedus.errors import ConfigError, FoedusError
 
 
@@ -86,6 +87,7 @@ class Flower(Settings):
             raise
 
     def _start(self) -> None:
+        require_posix("fd.Flower")
         try:
             from foedus.engines.flower import keys as keys_
             from foedus.engines.flower import loopback
