@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import gzip
 import json
@@ -31,7 +32,10 @@ _GUTENBERG = "https://www.gutenberg.org/files/100/old/"
 
 def _folders() -> list[Path]:
     own = os.environ.get("FOEDUS_DATA")
-    return [*([Path(own).expanduser()] if own else []), cache_dir()]
+    folders = [Path(own).expanduser()] if own else []
+    with contextlib.suppress(RuntimeError):  # this user has no home, and so no cache
+        folders.append(cache_dir())
+    return folders
 
 
 def locate(name: str) -> Path | None:
