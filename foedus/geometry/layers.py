@@ -68,6 +68,10 @@ class ModelDomain(Settings):
         """Zero if it is in the set, else its center."""
         raise NotImplementedError
 
+    def largest_entry(self, shapes: Shapes) -> float:
+        """The largest magnitude of a number that a point is sent with."""
+        raise NotImplementedError
+
     def low_rank(self, shapes: Shapes) -> bool:
         """Whether extreme points are matrices of low rank, or some of their tensors are."""
         raise NotImplementedError
@@ -133,6 +137,9 @@ class Whole(ModelDomain):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return self.dense(self.domain.start(self._shape(shapes), dtype), shapes)
+
+    def largest_entry(self, shapes: Shapes) -> float:
+        return self.domain.reach("linf", self._shape(shapes)) or 0.0
 
     def low_rank(self, shapes: Shapes) -> bool:
         return self.domain.matrix
@@ -211,6 +218,9 @@ class PerLayer(ModelDomain):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return {name: d.start(shape, dtype) for name, d, shape in self._each(shapes)}
+
+    def largest_entry(self, shapes: Shapes) -> float:
+        return max(d.reach("linf", shape) or 0.0 for _, d, shape in self._each(shapes))
 
     def low_rank(self, shapes: Shapes) -> bool:
         return any(d.matrix for d in self.each(shapes).values())

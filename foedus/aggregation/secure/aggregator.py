@@ -53,6 +53,7 @@ class SecureAggregator(Aggregator):
     def __init__(self, config: SecureAggregation, setting: Setting, noise: Noise | None = None):
         self.config, self.setting, self.noise = config, setting, noise
         self.phases: dict[str, Phase] = {}
+        self.bounds: dict[str, float | None] = {}  # of replies, by step
         total, part = len(setting.ids), setting.participation
         delays = setting.session.conditions.delays
         if setting.quantise is not None:
@@ -103,7 +104,7 @@ class SecureAggregator(Aggregator):
             else channel.question(ask, weights, told)
         )
         server = SecureServer(
-            self.settings(ask, len(here)), own, session=name, round=ask.round,
+            self.settings(trip, ask, len(here)), own, session=name, round=ask.round,
             exchange=ask.exchange, question=question,
         )  # fmt: skip
         try:
@@ -118,9 +119,11 @@ class SecureAggregator(Aggregator):
         trip.answered_rows = trip.sizes[torch.searchsorted(trip.ids, trip.answered)]
         return total
 
-    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+    def settings(self, trip: RoundTrip, ask: Ask, clients: int) -> SecureAggregation:
         """Those of one exchange with this number of clients."""
-        return self.config
+        if ask.step not in self.bounds:
+            self.bounds[ask.step] = trip.algorithm.reply_bound(ask.step, trip.network.spec)
+        return self.config.bounded_by(self.bounds[ask.step])
 
     def _conduct(
         self, trip: RoundTrip, ask: Ask, weights: str | None, server: SecureServer
@@ -133,7 +136,9 @@ class SecureAggregator(Aggregator):
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
                 channel.leave(server.faults)
                 channel.enough(ask)
-                yield from channel.phase(ask, phase, questions, weights, self.told(ask)).items()
+                yield from channel.phase(
+                    ask, phase, questions, weights, self.told(ask), self.published(server.config)
+                ).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
@@ -173,6 +178,10 @@ class SecureAggregator(Aggregator):
     def told(self, ask: Ask) -> dict[str, Any]:
         """What sites must know of an exchange besides."""
         return {}
+
+    def published(self, settings: SecureAggregation) -> SecureAggregation:
+        """What sites are told of the settings of an exchange."""
+        return settings
 
     def sent(self, batch: Batch) -> Tree:
         """What clients in this process make of their replies (stacked) before they encode them: to
@@ -234,10 +243,13 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
             self._nothing()
         return total.cast(1.0 if weights is None else self.chance * len(total.ids))
 
-    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+    def settings(self, trip: RoundTrip, ask: Ask, clients: int) -> SecureAggregation:
         share = Share(self.config, self.privacy.clip_of(ask.step), clients)
         self.noise, self.clip = share.noise, share.clip
         return share.settings
+
+    def published(self, settings: SecureAggregation) -> SecureAggregation:
+        return self.config  # sites find clip and noise themselves
 
     def told(self, ask: Ask) -> dict[str, Any]:
         return {"step": ask.step, "cohort": self.cohort, "probability": self.chance}

@@ -13,6 +13,7 @@ Each round it sends a few predictors, drawn at random, and clients send back as 
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Literal
@@ -145,6 +146,9 @@ class FedBoost(Algorithm):
 
     def check(self, spec: Spec) -> None:
         self.predictors.check(spec, self.loss)
+
+    def reply_bound(self, step: str, spec: Spec) -> float:
+        return math.inf  # slopes of the log loss are as large as 1 / floor
 
     # -- clients -----------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class FedFW(ConstrainedTraining):
     """
 
     weighs_rows: ClassVar[bool] = True
+    sends_points: ClassVar[str] = "step"
 
     variant: Literal["penalty", "augmented", "stochastic"] = "penalty"
     penalty: Annotated[float, Ge(0)] | Literal["auto"] = "auto"
@@ -129,6 +130,10 @@ class FedFW(ConstrainedTraining):
     @property
     def names_clients(self) -> bool:
         return bool(self.supersets)
+
+    @property
+    def sets(self) -> list[ModelDomain]:
+        return [self.set, *(domain_of(outer) for _, outer in self.supersets)]
 
     @property
     def pacing(self) -> str:

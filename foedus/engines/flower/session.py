@@ -284,16 +284,15 @@ class FlowerSession(Session, SecureChannel):
         questions: dict[int, Tree],
         weights: str | None,
         told: dict[str, Any],
+        settings: SecureAggregation,
     ) -> dict[int, Tree | SecureError]:
         """Put the questions of a phase to clients; what a step is asked with goes with `mask`.
         Answers, or why there is none.
 
-        told: what sites must know besides.
+        told: what sites must know besides. settings: those of the exchange.
         """
-        asked, more = (
-            sorted(questions),
-            {**self._about(ask), "phase": phase, "weights": weights, **told},
-        )
+        asked, secure = sorted(questions), to_config(settings)
+        more = {**self._about(ask), "phase": phase, "weights": weights, "secure": secure, **told}
         letters = self._letters(
             ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
         )
