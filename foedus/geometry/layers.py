@@ -14,6 +14,7 @@ from torch import Tensor
 from foedus.base.settings import Means, Settings, check_settings
 from foedus.errors import ConfigError, unknown
 from foedus.geometry.domain import Domain, Point, Shape, dense
+from foedus.wire.arrays import Sparse
 
 Shapes = Mapping[str, Shape | Tensor]
 
@@ -41,6 +42,18 @@ class ModelDomain(Settings):
         """An extreme point that minimises <g, s>, in the form in which it is sent; see `dense`.
 
         warm: for tensors with a `NuclearBall`, a right vector to start from.
+        """
+        raise NotImplementedError
+
+    def pairwise(self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> tuple[Any, Any, Tensor]:
+        """A pairwise direction at x: see `Domain.pairwise`.
+
+        Args:
+            g: The gradient.
+            x: Parameters in the set.
+
+        Returns:
+            Two points in the form in which they are sent, and the longest step.
         """
         raise NotImplementedError
 
@@ -116,6 +129,11 @@ class Whole(ModelDomain):
     ) -> Point:
         near = {"warm": warm[next(iter(g))]} if warm else {}  # only a single matrix can have one
         return self.domain.lmo(self._join(g, batch), batch, **near)
+
+    def pairwise(
+        self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]
+    ) -> tuple[Sparse, Sparse, Tensor]:
+        return self.domain.pairwise(self._join(g, 0), self._join(x, 0))
 
     def dense(self, point: Point, like: Shapes) -> dict[str, Tensor]:
         joined, each = dense(point), {name: dims_of(s) for name, s in like.items()}
@@ -202,6 +220,15 @@ class PerLayer(ModelDomain):
             name: domain.lmo(g[name], batch, **({"warm": warm[name]} if name in warm else {}))
             for name, domain in self.each(g).items()
         }
+
+    def pairwise(
+        self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Sparse], dict[str, Sparse], Tensor]:
+        found = {name: domain.pairwise(g[name], x[name]) for name, domain in self.each(g).items()}
+        toward = {name: s for name, (s, _, _) in found.items()}
+        away = {name: v for name, (_, v, _) in found.items()}
+        # one step for all tensors: as long as the shortest allows
+        return toward, away, torch.stack([most for _, _, most in found.values()]).amin()
 
     def dense(self, point: Mapping[str, Point], like: Shapes) -> dict[str, Tensor]:
         return {name: dense(p) for name, p in point.items()}

@@ -131,9 +131,10 @@ class Demands:
                 f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that "
                 "this site demands"
             )
-        if settings.privacy is None and settings.fixed_point.range < self.range:
+        widest = settings.fixed_point.range
+        if settings.privacy is None and widest < self.range:
             raise SecureError(
-                f"range={settings.fixed_point.range:g} is less than the {self.range:g} that this site demands"
+                f"range={widest:g} is less than the {self.range:g} that this site demands"
             )
         if self.required and settings.bits < _FEWEST_BITS:
             raise SecureError(
