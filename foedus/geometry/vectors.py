@@ -32,6 +32,9 @@ from foedus.geometry.domain import (
 from foedus.wire.arrays import Signs, Sparse
 
 
+_NOTHING = 1e-6  # a weight that rounding has left of a vertex
+
+
 def _pair(toward: Sparse, away: Sparse, weight: Tensor) -> tuple[Sparse, Sparse, Tensor]:
     """A pairwise direction; nothing limits one between a vertex and itself, which is no move."""
     same = (toward.indices == away.indices) & (toward.values == away.values)
@@ -68,9 +71,11 @@ class L1Ball(Ball):
         slopes, entries = self._flat(g, 0), self._flat(x, 0)
         sizes = entries.abs() / self.radius
         spare = (1 - sizes.sum()).clamp(min=0)
-        against = torch.where(entries != 0, slopes * entries.sign(), -torch.inf)
+        against = torch.where(sizes > _NOTHING, slopes * entries.sign(), -torch.inf)
         index = against.argmax(-1, keepdim=True)
-        zero = (spare > 0) & (against.gather(-1, index) < 0) | (entries == 0).all()
+        worst = against.gather(-1, index)
+        # after an exact step from zero, v and zero tie
+        zero = (spare > _NOTHING) & (worst < -1e-4 * slopes.abs().amax()) | (worst == -torch.inf)
         value = torch.where(zero, 0.0, self.radius * entries.gather(-1, index).sign())
         away = Sparse(index, value, tuple(g.shape))
         return _pair(self.lmo(g), away, torch.where(zero, spare, sizes.gather(-1, index)))
@@ -230,7 +235,7 @@ class Simplex(Domain):
 
     def pairwise(self, g: Tensor, x: Tensor) -> tuple[Sparse, Sparse, Tensor]:
         slopes, weights = self._flat(g, 0), self._flat(x, 0) / self.radius
-        index = torch.where(weights > 0, slopes, -torch.inf).argmax(-1, keepdim=True)
+        index = torch.where(weights > _NOTHING, slopes, -torch.inf).argmax(-1, keepdim=True)
         away = Sparse(index, torch.full_like(slopes[:1], self.radius), tuple(g.shape))
         return _pair(self.lmo(g), away, weights.gather(-1, index))
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from foedus.base import random, tree
+from foedus.base.tree import State
+from foedus.core.algorithm import Client
+from foedus.core.clients import Clients
+from foedus.core.exchange import NothingArrived
 from foedus.errors import ConfigError
 from foedus.geometry import ModelDomain, NuclearBall, PerLayer, Whole
 from foedus.models.base import Params
@@ -55,6 +61,52 @@ def weighted_sum(weights: Any, points: list[Any]) -> Any:
     return sum(w * p for w, p in zip(weights, dense, strict=True))
 
 
+def penalty_errors(algorithm: FedFW, client: Client, center: Params, pace: Tensor) -> Tensor:
+    """Of this client: what its distance from the center hides, and what the penalty adds to its
+    gap.
+    """
+    pull, share = pace.unbind()
+    x = client.state["x"]
+    slope = tree.map(lambda g: share * g, algorithm.slope(client, x))
+    apart = tree.sub(x, center)
+    g = tree.map(lambda g, a: g + pull * a, slope, apart)
+    domain = algorithm.set_of(client.kind)
+    s = domain.dense(domain.lmo(g), x)
+    hidden = sum((slope[k] * -apart[k]).sum() for k in x)
+    added = sum((pull * apart[k] * (x[k] - s[k])).sum() for k in x)
+    return torch.stack([torch.as_tensor(hidden), torch.as_tensor(added)])
+
+
+def balanced(algorithm: FedFW, clients: Clients, state: State) -> State:
+    """penalty="balanced": the lambda_0 at which a bound of the error is least, in rounds 4, 8, ...
+
+    For convex f_i, with X the x_i, X_bar the center n times, F_hat(X) = sum_i f_i(x_i) / n, and
+    the surrogate gap of equation 45 at lambda,
+
+        F(center) - F* <= <grad F_hat(X_bar), X_bar - X> + F_hat(X) - F*
+                       <= <grad F_hat(X_bar), X_bar - X> + gap(X) - lambda/2 |X - X_bar|^2
+
+    The first term, e, falls with lambda as the distance from consensus does: like 1 / lambda
+    (equation 37). Of the gap, q = lambda <X - X_bar, X - S> grows with it. a lambda + b / lambda is
+    least where both terms are equal: lambda <- lambda sqrt(e / q), by at most a factor of 2. The
+    clients send their parts of e (with grad f_i(x_i), which they have) and q, two numbers.
+    """
+    round = clients.round
+    if round < 4 or round & (round - 1):
+        return state
+    factor = algorithm.paces(round, clients.participation)[0][1]
+    pace = torch.tensor([state.penalty * factor, 1 / clients.total])
+    with contextlib.suppress(NothingArrived):
+        errors = clients.mean(
+            algorithm.errors, weights="uniform", center=state.center, pace=pace
+        ).double()
+        hidden, added = errors.clamp(min=torch.finfo(torch.float32).tiny).tolist()
+        penalty = state.penalty * min(max(math.sqrt(hidden / added), 0.5), 2.0)
+        clients.log(penalty=penalty)
+        return state.replace(penalty=penalty)
+    return state
+
+
 def nuclear(domain: ModelDomain, x: Params) -> list[str]:
     """The tensors whose set is a nuclear ball."""
     if isinstance(domain, Whole):
@@ -91,6 +143,11 @@ def check_together(settings: FedFW) -> None:
     for why, is_wrong in wrong.items():
         if is_wrong:
             raise ConfigError(f"step_size='line_search': {why}; use step_size='schedule'")
+    if settings.penalty == "balanced" and (search or settings.variant != "penalty"):
+        raise ConfigError(
+            "penalty='balanced' bounds the error of variant='penalty' with a schedule; use "
+            "penalty='auto'"
+        )
     if settings.direction == "pairwise" and not search:
         raise ConfigError(
             "direction='pairwise' is limited by the weight of a vertex, which no schedule knows; "

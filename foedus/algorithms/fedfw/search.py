@@ -13,8 +13,9 @@ With variant="augmented" this is the alternating direction method of multipliers
 
     minimize sum_i f_i(x_i) / n over x_i in D, all x_i equal (3)
 
-whose subproblems are solved by Frank-Wolfe: y_i <- y_i + lambda (x_i - center), and lambda does not
-grow. Solved exactly, the average of its iterates is within (lambda/2 |X* - X^1|^2 + |Y*|^2 / (2
+whose subproblems are solved by Frank-Wolfe: y_i <- y_i + lambda/2 (x_i - center), and lambda does
+not grow. Half of lambda, as what K steps have not solved yet would enter y_i as well (with lambda,
+IID digits went on with an error of 0.1). Solved exactly, the average of its iterates is within (lambda/2 |X* - X^1|^2 + |Y*|^2 / (2
 lambda)) / T of the minimum in the Lagrangian at any duals of size |Y*| (He and Yuan, SIAM J. Numer.
 Anal. 2012), X the matrix of all x_i. That is smallest at
 
@@ -22,13 +23,18 @@ Anal. 2012), X the matrix of all x_i. That is smallest at
 
 where |Y*| is at most |(grad f_i(x*) / n)_i|. penalty="auto" takes the iterates for the solution:
 
-    lambda <- |(grad f_i(x_i) / n)_i| / |X - X^1|,  by at most a factor of 2 from round to round.
+    lambda <- |(grad f_i(x_i) / n)_i| / |X - X^1|,  after round t by a factor of exp(2 / t^1.5) at
+                                                    most
 
-Each client sends the two squares for its own i: two more numbers a message.
+Each client sends the two squares for its own i: two more numbers a message. A lambda that goes on
+changing with the iterates can keep them from converging (on IID digits it did); changes whose
+logarithms have a finite sum cannot (He, Yang and Wang, J. Optim. Theory Appl. 2000). Theirs is at
+most exp(2 zeta(3/2)) = 186 in all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -50,6 +56,13 @@ if TYPE_CHECKING:
     from foedus.algorithms.fedfw.fedfw import FedFW
 
 
+DUAL = 0.5
+"""The part of lambda by which duals move."""
+
+CHANGE = 2.0
+"""The logarithm of the largest factor by which lambda changes after round 1: 7.4, then 2.0, 1.5."""
+
+
 def dot(a: Params, b: Params) -> Tensor:
     """<a, b> over all tensors."""
     return reduce(torch.add, ((a[k] * b[k]).sum() for k in a))
@@ -63,7 +76,7 @@ def searched(
     x, state = client.state["x"], dict(client.state)
     if algorithm.variant == "augmented":
         apart = tree.sub(x, center)
-        state["y"] = tree.map(lambda y, a: y + last_pull * a, state["y"], apart)
+        state["y"] = tree.map(lambda y, a: y + DUAL * last_pull * a, state["y"], apart)
     start = x = center if algorithm.begin_round == "center" else x
     raw = x
 
@@ -148,11 +161,16 @@ def search_round(algorithm: FedFW, clients: Clients, state: State) -> State:
     center = state.center.moved(1.0, shortest(tree.scale(move, clients.share("uniform"))))
     penalty = state.penalty
     if algorithm.penalty == "auto" and float(reply["far"]) > 0:
-        wanted = float(reply["slope"] / reply["far"]) ** 0.5
-        penalty = min(max(wanted, penalty / 2), 2 * penalty)
+        wanted, factor = float(reply["slope"] / reply["far"]) ** 0.5, most_change(clients.round)
+        penalty = min(max(wanted, penalty / factor), factor * penalty)
     clients.log(penalty=penalty)
     algorithm.log(clients, center.value, penalty)
     return state.replace(center=center, penalty=penalty, pull=float(pace[0]))
+
+
+def most_change(round: int) -> float:
+    """The largest factor by which lambda changes after a round; the product of all is finite."""
+    return math.exp(CHANGE / round**1.5)
 
 
 def dense_move(algorithm: FedFW, move: Tree, like: Params) -> Params:
