@@ -31,7 +31,6 @@ from foedus.geometry.domain import (
 )
 from foedus.wire.arrays import Signs, Sparse
 
-
 _NOTHING = 1e-6  # a weight that rounding has left of a vertex
 
 

@@ -836,9 +836,7 @@ def against_feddr(
     methods = {
         "FedFW": plain,
         'FedFW, penalty="balanced"': replace(plain, penalty="balanced"),
-        "FedFW, line search": (
-            replace(search, direction="pairwise") if ball == "l1" else search
-        ),
+        "FedFW, line search": (replace(search, direction="pairwise") if ball == "l1" else search),
         "FedDR, tuned": fd.tune(
             feddr, fed, rounds, grid=grid, metric="loss", seed=seed, workers=1, progress=False
         ).best,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import foedus as fd
 from foedus import testing
 from foedus.algorithms.fedfw.local import average_point
-from foedus.algorithms.fedfw.search import least
+from foedus.algorithms.fedfw.search import least, most_change
 from foedus.wire.encoding import nbytes
 from tests.algorithms.test_fedfw import SCALAR, own, quadratics, values
 
@@ -159,7 +159,7 @@ def test_line_search_by_numpy(variant, ball, penalty, fed):
 
 
 def test_pairwise_steps_by_hand():
-    """f = |A x - b|^2 / (2 m) with A^T A / m = diag(1, 2), A^T b / m = (3, 2), twice, on |x|_1 <= 1.
+    """f = |A x - b|^2 / (2 m), A^T A / m = diag(1, 2), A^T b / m = (3, 2), twice, on |x|_1 <= 1.
 
     At 0, g = -(3, 2) / 2: toward (1, 0) from zero, whose weight is 1; phi' = -1.5 + gamma / 2 < 0
     up to 1, so x = (1, 0). There g = ((1 - 3) / 2, -1): a tie, of which the first is taken, v = s:
@@ -206,7 +206,7 @@ def test_the_augmented_line_search_finds_the_solution(fed):
 )
 @settings(deadline=None)
 def test_the_least_of_a_convex_function(curve, first, most, bend):
-    """phi'(g) = first + curve g + bend g^3 is increasing; exact for bend = 0, else in the bracket."""
+    """phi'(g) = first + curve g + bend g^3 increases; exact for bend = 0, else in the bracket."""
     slope = lambda g: first + curve * g + bend * g**3  # noqa: E731
     at = float(least(slope, *torch.tensor([first, most], dtype=torch.float64)))
     assert 0 <= at <= most
@@ -216,6 +216,20 @@ def test_the_least_of_a_convex_function(curve, first, most, bend):
     assert value(at) <= 1e-12  # never above the start
     if slope(most) <= 0:
         assert at == pytest.approx(most)
+
+
+def test_the_penalty_changes_by_a_finite_product(fed):
+    """After round t by a factor of exp(2 / t^1.5) at most, which some round needs: 7.39, 2.03, 1.47;
+    the product of all is below exp(2 * 2.6124) = exp(2 zeta(3/2)).
+    """
+    assert [round(most_change(t), 2) for t in (1, 2, 3)] == [7.39, 2.03, 1.47]
+    assert sum(math.log(most_change(t)) for t in range(1, 5000)) < 2 * 2.6124
+    search = fd.FedFW(SCALAR, fd.L1Ball(RADIUS), variant="augmented", step_size="line_search")
+    penalties = fd.run(search, fed, 12, evaluate_every=0).history.penalty.to_numpy()
+    changes = np.abs(np.diff(np.log(penalties)))
+    bounds = 2 / np.arange(1, 13) ** 1.5
+    assert (changes <= bounds + 1e-6).all()
+    assert (changes[1:] > 0.99 * bounds[1:]).any()
 
 
 def test_secure_aggregation_sees_the_same_moves(fed):
@@ -260,8 +274,8 @@ def test_pairwise_steps_stay_in_the_set(seed, full, simplex):
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.ones(4)) * (1.0 if full or simplex else 0.8)
     x = np.zeros(7)
-    x[rng.choice(7, 4, replace=False)] = RADIUS * weights * (
-        1 if simplex else rng.choice([-1, 1], 4)
+    x[rng.choice(7, 4, replace=False)] = (
+        RADIUS * weights * (1 if simplex else rng.choice([-1, 1], 4))
     )
     g = rng.normal(size=7)
     domain = fd.Simplex(RADIUS) if simplex else fd.L1Ball(RADIUS)
@@ -280,10 +294,10 @@ def test_pairwise_steps_stay_in_the_set(seed, full, simplex):
 
 
 def test_sets_without_vertices_of_one_entry_have_no_pairwise_steps(fed):
+    search = fd.FedFW(
+        SCALAR, fd.L2Ball(1.0), step_size="line_search", direction="pairwise", penalty=1.0
+    )
     with pytest.raises(fd.ConfigError, match=r"L2Ball has no pairwise directions.*frank_wolfe"):
-        search = fd.FedFW(
-            SCALAR, fd.L2Ball(1.0), step_size="line_search", direction="pairwise", penalty=1.0
-        )
         fd.run(search, fed, 1, evaluate_every=0)
 
 
@@ -370,7 +384,20 @@ def test_warm_is_for_nuclear_balls(fed):
         fd.run(fd.FedFW(SCALAR, fd.L1Ball(1.0), warm=True), fed, 1, evaluate_every=0)
 
 
+CHECKED = {
+    "warm": fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), warm=True),
+    "center": fd.FedFW(
+        fd.Linear(), fd.L1Ball(5.0), local_steps=3, begin_round="center", momentum=0.3
+    ),
+    "balanced": fd.FedFW(fd.Linear(), fd.L2Ball(5.0), penalty="balanced"),
+    "search": fd.FedFW(
+        fd.Linear(), fd.L2Ball(5.0), variant="augmented", step_size="line_search", local_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("check", testing.CHECKS, ids=lambda c: c.__name__)
-def test_a_nuclear_ball_with_a_warm_oracle_passes_every_check(check):
+def test_the_options_pass_every_check(check, name):
     fed = fd.split(fd.load("digits"), "dirichlet", clients=5, alpha=0.5, seed=1)
-    check(fd.FedFW(fd.Linear(bias=False), fd.NuclearBall(5.0), warm=True), fed, fd.Local())
+    check(CHECKED[name], fed, fd.Local())

@@ -15,9 +15,9 @@ With variant="augmented" this is the alternating direction method of multipliers
 
 whose subproblems are solved by Frank-Wolfe: y_i <- y_i + lambda/2 (x_i - center), and lambda does
 not grow. Half of lambda, as what K steps have not solved yet would enter y_i as well (with lambda,
-IID digits went on with an error of 0.1). Solved exactly, the average of its iterates is within (lambda/2 |X* - X^1|^2 + |Y*|^2 / (2
-lambda)) / T of the minimum in the Lagrangian at any duals of size |Y*| (He and Yuan, SIAM J. Numer.
-Anal. 2012), X the matrix of all x_i. That is smallest at
+IID digits went on with an error of 0.1). Solved exactly, the average of its iterates is within
+(lambda/2 |X* - X^1|^2 + |Y*|^2 / (2 lambda)) / T of the minimum in the Lagrangian at any duals of
+size |Y*| (He and Yuan, SIAM J. Numer. Anal. 2012), X the matrix of all x_i. That is smallest at
 
     lambda = |Y*| / |X* - X^1|,    Y*_i = -(grad f_i(x*) - grad F(x*)) / n up to a normal of D,
 
