@@ -85,7 +85,7 @@ def fedboost(repeats: int) -> None:
 
     print("\n| q | C | predictors sent a round | bytes down a client and round |")
     print("|---|---|---|---|")
-    for q in (10, 100, 1000):
+    for q in (10, 100, 1000, 100_000):
         table = np.random.default_rng(0).dirichlet(np.ones(200), q)
         data = fd.Data.from_arrays(
             np.zeros((2000, 1), np.float32), np.arange(2000) % 200, classes=200

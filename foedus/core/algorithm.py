@@ -309,6 +309,21 @@ class Algorithm(Settings):
             ReplyError: `absorb` must not be given an update.
         """
 
+    def reply_bound(self, step: str, spec: Spec) -> float | None:
+        """The largest magnitude of a number in the replies to a step.
+
+        Secure aggregation chooses the range of its fixed-point numbers by it.
+
+        Args:
+            step: The name of the step.
+            spec: The form of the rows.
+
+        Returns:
+            The bound; infinity if it grows with the scale of the rows or the labels; `None`: no
+            larger than the entries of a model, 16 at most.
+        """
+        return None
+
     def items(self, which: Tensor) -> Tree:
         """The message that carries some of the items of a `HeldItems`.
 

@@ -30,12 +30,14 @@ from foedus.core.exchange import (
 from foedus.core.held import Holdings
 from foedus.core.reduce import Accumulator, Ledger, diverged, not_finite
 from foedus.core.session import Session, read_replies
-from foedus.errors import ConfigError, ReplyError, unknown
+from foedus.errors import ConfigError, ReplyError, TooFewClients, unknown
 from foedus.wire import checks
 
 if TYPE_CHECKING:
     from foedus.core.aggregation import Aggregator
     from foedus.core.algorithm import Algorithm
+
+_NAMED = 10  # clients that an error names
 
 NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
@@ -300,13 +302,26 @@ class RoundTrip:
             arrived = [part for batch in arrived for part in self._accepted(batch)]
         arrived = list(arrived)
         if not arrived:
-            raise NothingArrived(
-                f"round {self.round}: no reply to {self.step} has arrived that can be used"
-            )
+            raise self._nothing()
         ids = torch.cat([b.ids for b in arrived])
         order = ids.argsort(stable=True)
         self.answered, self.answered_rows = ids[order], torch.cat([b.sizes for b in arrived])[order]
         return arrived
+
+    def _nothing(self) -> Exception:
+        """The signal that no usable reply has arrived; an error if all clients were left out."""
+        if self.hidden or len(self.dropped) < len(self.network.ids):
+            return NothingArrived(
+                f"round {self.round}: no reply to {self.step} has arrived that can be used"
+            )
+        some = sorted(self.dropped)[:_NAMED]
+        reasons = "; ".join(f"client {i}: {' and '.join(self.dropped[i])}" for i in some)
+        more = f"; and {len(self.dropped) - len(some)} more" if self.dropped.keys() - some else ""
+        return TooFewClients(
+            f"round {self.round}: no client is left, as the replies to {self.step} of all "
+            f"{len(self.dropped)} were refused ({reasons}{more}); repair these clients, or run "
+            "with others"
+        )
 
     def _stream(self, ask: Ask, version: int | None = None) -> Iterator[Batch]:
         same = ask.ids is self.ids

@@ -109,8 +109,12 @@ class SecureChannel(ABC):
         questions: dict[int, Tree],
         weights: str | None,
         extra: dict[str, Any],
+        settings: Any,
     ) -> dict[int, Tree | SecureError]:
-        """Send the questions of a phase to clients; returns an answer or an error for each."""
+        """Send the questions of a phase to clients; returns an answer or an error for each.
+
+        `settings` are those of the exchange.
+        """
 
     @abstractmethod
     def leave(self, faults: Mapping[int, str]) -> None:

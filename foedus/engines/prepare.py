@@ -176,11 +176,11 @@ def exact(aggregation: SecureAggregation, what: str, instead: str = "") -> Secur
 
     what, instead: for the error: the name of the sums, and the alternative.
     """
-    wide = max(16.0, 2.0 ** math.ceil(math.log2(aggregation.range)))
+    given = aggregation.fixed_point.range
+    wide = max(16.0, 2.0 ** math.ceil(math.log2(given)))
     if (bits := round(math.log2(wide / UNIT)) + 1) > 40:
         raise ConfigError(
-            f"range={aggregation.range:g} leaves no room for {what}; use at most "
-            f"range=2048{instead}"
+            f"range={given:g} leaves no room for {what}; use at most range=2048{instead}"
         )
     return replace(aggregation, range=wide, bits=bits, rounding="nearest")
 

@@ -225,6 +225,22 @@ class Domain(Settings):
         """
         raise NotImplementedError
 
+    def pairwise(self, g: Tensor, x: Tensor) -> tuple[Sparse, Sparse, Tensor]:
+        """A pairwise direction at x, for sets whose extreme points have one entry.
+
+        Args:
+            g: The gradient.
+            x: A point of the set.
+
+        Returns:
+            The extreme point s with the least <g, s>, the vertex v of x with the largest <g, v>,
+            and its weight in x: x + gamma (s - v) is in the set for gamma from 0 to this weight.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no pairwise directions: they are for fd.L1Ball and "
+            "fd.Simplex; use direction='frank_wolfe'"
+        )
+
     def project(self, x: Tensor, batch: int = 0) -> Tensor:
         """The point of the set closest to x."""
         flat = self._flat(x, batch)

@@ -14,6 +14,7 @@ from torch import Tensor
 from foedus.base.settings import Means, Settings, check_settings
 from foedus.errors import ConfigError, unknown
 from foedus.geometry.domain import Domain, Point, Shape, dense
+from foedus.wire.arrays import Sparse
 
 Shapes = Mapping[str, Shape | Tensor]
 
@@ -44,6 +45,18 @@ class ModelDomain(Settings):
         """
         raise NotImplementedError
 
+    def pairwise(self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> tuple[Any, Any, Tensor]:
+        """A pairwise direction at x: see `Domain.pairwise`.
+
+        Args:
+            g: The gradient.
+            x: Parameters in the set.
+
+        Returns:
+            Two points in the form in which they are sent, and the longest step.
+        """
+        raise NotImplementedError
+
     def dense(self, point: Any, like: Shapes) -> dict[str, Tensor]:
         """The dense parameters of an extreme point, or of an average of extreme points.
 
@@ -66,6 +79,10 @@ class ModelDomain(Settings):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Zero if it is in the set, else its center."""
+        raise NotImplementedError
+
+    def largest_entry(self, shapes: Shapes) -> float:
+        """The largest magnitude of a number that a point is sent with."""
         raise NotImplementedError
 
     def low_rank(self, shapes: Shapes) -> bool:
@@ -113,6 +130,11 @@ class Whole(ModelDomain):
         near = {"warm": warm[next(iter(g))]} if warm else {}  # only a single matrix can have one
         return self.domain.lmo(self._join(g, batch), batch, **near)
 
+    def pairwise(
+        self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]
+    ) -> tuple[Sparse, Sparse, Tensor]:
+        return self.domain.pairwise(self._join(g, 0), self._join(x, 0))
+
     def dense(self, point: Point, like: Shapes) -> dict[str, Tensor]:
         joined, each = dense(point), {name: dims_of(s) for name, s in like.items()}
         lead = joined.shape[: joined.dim() - len(self._shape(like))]
@@ -133,6 +155,9 @@ class Whole(ModelDomain):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return self.dense(self.domain.start(self._shape(shapes), dtype), shapes)
+
+    def largest_entry(self, shapes: Shapes) -> float:
+        return self.domain.reach("linf", self._shape(shapes)) or 0.0
 
     def low_rank(self, shapes: Shapes) -> bool:
         return self.domain.matrix
@@ -196,6 +221,15 @@ class PerLayer(ModelDomain):
             for name, domain in self.each(g).items()
         }
 
+    def pairwise(
+        self, g: Mapping[str, Tensor], x: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Sparse], dict[str, Sparse], Tensor]:
+        found = {name: domain.pairwise(g[name], x[name]) for name, domain in self.each(g).items()}
+        toward = {name: s for name, (s, _, _) in found.items()}
+        away = {name: v for name, (_, v, _) in found.items()}
+        # one step for all tensors: as long as the shortest allows
+        return toward, away, torch.stack([most for _, _, most in found.values()]).amin()
+
     def dense(self, point: Mapping[str, Point], like: Shapes) -> dict[str, Tensor]:
         return {name: dense(p) for name, p in point.items()}
 
@@ -211,6 +245,9 @@ class PerLayer(ModelDomain):
 
     def start(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         return {name: d.start(shape, dtype) for name, d, shape in self._each(shapes)}
+
+    def largest_entry(self, shapes: Shapes) -> float:
+        return max(d.reach("linf", shape) or 0.0 for _, d, shape in self._each(shapes))
 
     def low_rank(self, shapes: Shapes) -> bool:
         return any(d.matrix for d in self.each(shapes).values())

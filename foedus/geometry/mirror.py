@@ -137,7 +137,10 @@ class Mirror(Settings):
         return self._nearest(self.grad(x.double()) - move, low, high, radius).to(x.dtype)
 
     def _nearest(self, z: Tensor, low: Bound, high: Bound, radius: float) -> Tensor:
-        low, high = self._bounds(z, low, high, radius)
+        if isinstance(low, float) and isinstance(high, float) and (low, high, radius) == (0, 1, 1):
+            low, high = torch.zeros_like(z), torch.ones_like(z)  # the simplex needs no checks
+        else:
+            low, high = self._bounds(z, low, high, radius)
         lost = z.isnan().any(-1, keepdim=True)
         most = low + (radius - low.sum(-1, keepdim=True)).clamp(min=0)
         # an inactive bound must not look active if all but one entry vanish

@@ -31,6 +31,14 @@ from foedus.geometry.domain import (
 )
 from foedus.wire.arrays import Signs, Sparse
 
+_NOTHING = 1e-6  # a weight that rounding has left of a vertex
+
+
+def _pair(toward: Sparse, away: Sparse, weight: Tensor) -> tuple[Sparse, Sparse, Tensor]:
+    """A pairwise direction; nothing limits one between a vertex and itself, which is no move."""
+    same = (toward.indices == away.indices) & (toward.values == away.values)
+    return toward, away, torch.where(same, 1.0, weight).squeeze(-1)
+
 
 @dataclass(frozen=True)
 class L1Ball(Ball):
@@ -56,6 +64,20 @@ class L1Ball(Ball):
         flat = self._flat(g, batch)
         index = flat.abs().argmax(-1, keepdim=True)
         return Sparse(index, _against(flat.gather(-1, index), self.radius), tuple(g.shape[batch:]))
+
+    def pairwise(self, g: Tensor, x: Tensor) -> tuple[Sparse, Sparse, Tensor]:
+        """Of x = sum_j |x_j| / r (r sign(x_j) e_j) + (1 - |x|_1 / r) 0; zero counts as a vertex."""
+        slopes, entries = self._flat(g, 0), self._flat(x, 0)
+        sizes = entries.abs() / self.radius
+        spare = (1 - sizes.sum()).clamp(min=0)
+        against = torch.where(sizes > _NOTHING, slopes * entries.sign(), -torch.inf)
+        index = against.argmax(-1, keepdim=True)
+        worst = against.gather(-1, index)
+        # after an exact step from zero, v and zero tie
+        zero = (spare > _NOTHING) & (worst < -1e-4 * slopes.abs().amax()) | (worst == -torch.inf)
+        value = torch.where(zero, 0.0, self.radius * entries.gather(-1, index).sign())
+        away = Sparse(index, value, tuple(g.shape))
+        return _pair(self.lmo(g), away, torch.where(zero, spare, sizes.gather(-1, index)))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         size = x.abs()
@@ -209,6 +231,12 @@ class Simplex(Domain):
         index = flat.argmin(-1, keepdim=True)
         least = flat.gather(-1, index)
         return Sparse(index, torch.where(least.isnan(), least, self.radius), tuple(g.shape[batch:]))
+
+    def pairwise(self, g: Tensor, x: Tensor) -> tuple[Sparse, Sparse, Tensor]:
+        slopes, weights = self._flat(g, 0), self._flat(x, 0) / self.radius
+        index = torch.where(weights > _NOTHING, slopes, -torch.inf).argmax(-1, keepdim=True)
+        away = Sparse(index, torch.full_like(slopes[:1], self.radius), tuple(g.shape))
+        return _pair(self.lmo(g), away, weights.gather(-1, index))
 
     def start(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
         self.check(shape)

@@ -427,7 +427,7 @@ def test_noise_is_added_before_masking():
         ({"range": math.inf}, "range=inf"),
         (
             {"range": 1e-200},
-            "range=1e-200 must be a positive number, from 1e-100 to 1e100; scale what clients send",
+            "range=1e-200 must be a positive number, from 1e-100 to 1e100 or 'auto'; scale what",
         ),
         ({"bits": 1}, "bits=1 must be an integer from 2 to 40"),
         ({"bits": 41}, "bits=41 must be an integer from 2 to 40; single precision has 24"),

@@ -223,12 +223,37 @@ def test_functions_and_measurements_survive(fed):
     assert np.isfinite(run.history.fw_gap).all()
 
 
-def test_if_nobody_is_left_the_round_changes_nothing(fed):
-    engine = fd.Hostile(clients=1.0, attack="garbage")
-    run = fd.run(AVERAGE, fed, 2, engine=engine)
-    assert run.history.dropped.tolist()[1:] == [6, 6] and run.history.accuracy.nunique() == 1
-    with pytest.raises(fd.TooFewClients, match="there is nothing to start from"):
-        fd.run(fd.FedFW(fd.Linear(), fd.L2Ball(5.0)), fed, 2, engine=engine)
+def test_if_a_cohort_is_refused_the_round_changes_nothing(fed):
+    """Clients 0 to 2 of 6 are hostile: a round that draws only them leaves the model as it was."""
+    engine = fd.Hostile(clients=[0, 1, 2], attack="garbage")
+    run = fd.run(AVERAGE, fed, 12, engine=engine, participation=1 / 3)
+    rows = run.history
+    alone = (rows.dropped == 2).to_numpy()
+    assert 0 < alone.sum() < 12  # some cohorts, not all
+    before = rows.accuracy.shift().to_numpy()
+    assert (rows.accuracy.to_numpy() == before)[alone].all()
+
+
+@pytest.mark.parametrize("attack", ["garbage", "nan"])
+@pytest.mark.parametrize("aggregation", [None, fd.Median()], ids=["mean", "median"])
+def test_if_all_clients_are_refused_the_run_ends_and_names_them(attack, aggregation, fed):
+    engine = fd.Hostile(clients=1.0, attack=attack)
+    for engine_ in (engine, fd.Delayed(engine, up=[0, 1, 0, 0, 1, 0])):
+        with pytest.raises(fd.TooFewClients) as error:
+            fd.run(AVERAGE, fed, 3, engine=engine_, aggregation=aggregation)
+        assert all(f"client {i}: " in str(error.value) for i in range(6))
+        assert "repair these clients" in str(error.value)
+
+
+def test_if_all_points_are_refused_the_error_says_why(fed):
+    """A point ten times as long as the set allows is no point of it; rows and gaps may be."""
+    engine = fd.Hostile(clients=1.0, attack="scale")
+    for domain in (fd.L2Ball(5.0), fd.L1Ball(5.0)):
+        with pytest.raises(fd.TooFewClients, match=r"round 1: .*client 5: its point lies outside"):
+            fd.run(fd.FedFW(fd.Linear(), domain), fed, 2, engine=engine)
+    garbage = fd.Hostile(clients=1.0, attack="garbage")
+    with pytest.raises(fd.TooFewClients, match=r"round 0: .* replies to scale of all 6 .*client 0"):
+        fd.run(fd.FedFW(fd.Linear(), fd.L2Ball(5.0)), fed, 2, engine=garbage)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class SecureAggregator(Aggregator):
     def __init__(self, config: SecureAggregation, setting: Setting, noise: Noise | None = None):
         self.config, self.setting, self.noise = config, setting, noise
         self.phases: dict[str, Phase] = {}
+        self.bounds: dict[str, float | None] = {}  # of replies, by step
         total, part = len(setting.ids), setting.participation
         delays = setting.session.conditions.delays
         if setting.quantise is not None:
@@ -102,7 +103,7 @@ class SecureAggregator(Aggregator):
             else channel.question(ask, weights, extra)
         )
         server = SecureServer(
-            self.settings(ask, len(here)), own, session=name, round=ask.round,
+            self.settings(trip, ask, len(here)), own, session=name, round=ask.round,
             exchange=ask.exchange, question=question,
         )  # fmt: skip
         try:
@@ -117,9 +118,11 @@ class SecureAggregator(Aggregator):
         trip.answered_rows = trip.sizes[torch.searchsorted(trip.ids, trip.answered)]
         return total
 
-    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+    def settings(self, trip: RoundTrip, ask: Ask, clients: int) -> SecureAggregation:
         """The settings of one exchange with this number of clients."""
-        return self.config
+        if ask.step not in self.bounds:
+            self.bounds[ask.step] = trip.algorithm.reply_bound(ask.step, trip.network.spec)
+        return self.config.bounded_by(self.bounds[ask.step])
 
     def _conduct(
         self, trip: RoundTrip, ask: Ask, weights: str | None, server: SecureServer
@@ -132,7 +135,9 @@ class SecureAggregator(Aggregator):
             def inner(phase: str, questions: dict[int, Tree]) -> Iterator[tuple[int, Tree]]:
                 channel.leave(server.faults)
                 channel.enough(ask)
-                yield from channel.phase(ask, phase, questions, weights, self.extra(ask)).items()
+                yield from channel.phase(
+                    ask, phase, questions, weights, self.extra(ask), self.published(server.config)
+                ).items()
         else:
             absent = lambda phase: self.absent(phase, ask)  # noqa: E731
             replies = lambda ids: self._replies(trip, ask.of(torch.tensor(ids)))  # noqa: E731
@@ -172,6 +177,10 @@ class SecureAggregator(Aggregator):
     def extra(self, ask: Ask) -> dict[str, Any]:
         """What sites must know about an exchange in addition."""
         return {}
+
+    def published(self, settings: SecureAggregation) -> SecureAggregation:
+        """The settings of an exchange that sites are sent."""
+        return settings
 
     def sent(self, batch: Batch) -> Tree:
         """Transforms the stacked replies of clients in this process before they are encoded, for
@@ -233,10 +242,13 @@ class PrivateSecureAggregator(Accounted, SecureAggregator):
             self._nothing()
         return total.cast(1.0 if weights is None else self.chance * len(total.ids))
 
-    def settings(self, ask: Ask, clients: int) -> SecureAggregation:
+    def settings(self, trip: RoundTrip, ask: Ask, clients: int) -> SecureAggregation:
         share = Share(self.config, self.privacy.clip_of(ask.step), clients)
         self.noise, self.clip = share.noise, share.clip
         return share.settings
+
+    def published(self, settings: SecureAggregation) -> SecureAggregation:
+        return self.config  # sites find clip and noise themselves
 
     def extra(self, ask: Ask) -> dict[str, Any]:
         return {"step": ask.step, "cohort": self.cohort, "probability": self.chance}

@@ -5,9 +5,10 @@ messages.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,6 +30,11 @@ PHASES = ("advertise", "share", "mask", "unmask")
 BOX, SIGNATURE = 12 + 2 * LIMBS * 4 + 16, 64
 """Bytes of a box (a nonce, shares of two secrets, a check) and of a signature."""
 
+LEAST_RANGE, MOST_BITS = 16.0, 40
+"""Of range="auto": the least range, and the most bits that are given to a wider one."""
+SLACK = 1 - 1e-6
+"""How much of a range a declared bound may fill: single precision may exceed it by rounding."""
+
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 """Whether this is a signature of these bytes by the client of this id."""
@@ -47,6 +53,8 @@ class SecureAggregation(Aggregation):
             see `foedus.aggregation.secure.graph`.
         range: Largest magnitude of a number; a larger one is an error at the client. The step of
             the fixed-point numbers is range / 2^(bits - 1): `foedus.aggregation.secure.fixedpoint`.
+            "auto": 16, or more where the algorithm says that it sends larger numbers
+            (`Algorithm.reply_bound`), with as many more bits, so that the step stays the same.
         bits: Bits of a number before the sum.
         rounding: "nearest" or "stochastic".
         headroom: More bits for the sum.
@@ -68,7 +76,7 @@ class SecureAggregation(Aggregation):
         float, Gt(0.5), Le(1), Remedy("with less, two halves could be told different things")
     ] = 2 / 3
     neighbours: Annotated[int, Ge(2), MultipleOf(2)] | Literal["auto"] = "auto"
-    range: Range = 16.0
+    range: Range | Literal["auto"] = "auto"
     bits: Bits = 24
     rounding: Rounding = "nearest"
     headroom: Annotated[int, Ge(0)] = 0
@@ -78,7 +86,7 @@ class SecureAggregation(Aggregation):
         check_settings(self)
         if self.privacy is None:
             return
-        if self.range != 16.0:
+        if self.range != "auto":
             raise ConfigError(
                 f"range={self.range!r} does not go with privacy, where clip is the range; leave "
                 "range out"
@@ -105,7 +113,28 @@ class SecureAggregation(Aggregation):
 
     @property
     def fixed_point(self) -> FixedPoint:
-        return FixedPoint(self.range, self.bits, self.rounding, self.headroom)
+        range_ = LEAST_RANGE if self.range == "auto" else self.range
+        return FixedPoint(range_, self.bits, self.rounding, self.headroom)
+
+    def bounded_by(self, bound: float | None) -> SecureAggregation:
+        """The settings of an exchange whose replies hold numbers of at most this magnitude.
+
+        With range="auto" the range is 16 * 2^k, the least that holds them, and the bits are k more,
+        so that the step is that of the range 16. There are at most 40 bits: beyond, the step
+        doubles with the range, and for an infinite bound the range is the largest with that step.
+        """
+        if self.range != "auto":
+            return self
+        room, doublings = MOST_BITS - self.bits, 0
+        if bound is not None and bound > LEAST_RANGE * SLACK:
+            doublings = (
+                math.ceil(math.log2(bound / (LEAST_RANGE * SLACK))) if bound < math.inf else room
+            )
+        return replace(
+            self,
+            range=math.ldexp(LEAST_RANGE, doublings),
+            bits=self.bits + min(doublings, room),
+        )
 
     def degree(self, clients: int) -> int:
         """The number of neighbors of each of `clients` clients."""
@@ -157,7 +186,7 @@ class Offer:
         settings = [
             float(config.threshold),
             config.neighbours,
-            float(config.range),
+            config.fixed_point.range,
             config.bits,
             config.headroom,
         ]

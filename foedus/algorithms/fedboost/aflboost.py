@@ -13,14 +13,14 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from foedus.algorithms.fedboost.fedboost import FedBoost
-from foedus.algorithms.fedboost.settings import pace
+from foedus.algorithms.fedboost.settings import common_point, pace
 from foedus.base.settings import Means
 from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
 from foedus.core.exchange import Replies
 from foedus.errors import ConfigError
-from foedus.geometry import Mirror
+from foedus.geometry import Domain, Euclidean, Mirror
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,12 @@ class AFLBoost(FedBoost):
             lists), or `None`: every client is one.
         low: Lower bound of every lambda_d: Lambda = {lambda in the simplex: low <= lambda <= high}.
         high: Upper bound of every lambda_d.
-        mirror_domains: The mirror map for lambda; `None`: `mirror`.
+        mixtures: Another part of Lambda: a set of `fd.geometry` with a projection, such as
+            `fd.L2Ball(0.5)`, `fd.Box(low, high)` with a bound for each domain, or
+            `fd.Permutahedron(weights)`; Lambda is what it has in common with the simplex and the
+            bounds. lambda then moves by projected gradients (`mirror_domains` is `fd.Euclidean()`).
+        mirror_domains: The mirror map for lambda; `None`: `mirror`, or `fd.Euclidean()` with
+            `mixtures`.
         step_domains: eta_lambda; `None`: `step`.
 
     Example:
@@ -66,14 +71,21 @@ class AFLBoost(FedBoost):
     domains: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None
     low: Annotated[float, Interval(ge=0, le=1)] = 0.0
     high: Annotated[float, Interval(ge=0, le=1)] = 1.0
+    mixtures: Annotated[Domain, Means("a set such as fd.L2Ball(0.5)")] | None = None
     mirror_domains: Annotated[Mirror, Means("a mirror map such as fd.Entropy()")] | None = None
     step_domains: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", disjoint_groups(self.domains))
         if self.mirror_domains is None:
-            object.__setattr__(self, "mirror_domains", self.mirror)
+            own = self.mirror if self.mixtures is None else Euclidean()
+            object.__setattr__(self, "mirror_domains", own)
         super().__post_init__()
+        if self.mixtures is not None and self.mirror_domains != Euclidean():
+            raise ConfigError(
+                f"mirror_domains={self.mirror_domains} has no projection onto {self.mixtures}; "
+                "with mixtures leave mirror_domains out"
+            )
         if self.low > self.high:
             raise ConfigError(
                 f"low={self.low!r} and high={self.high!r} must be bounds with 0 <= low <= high <= 1"
@@ -97,6 +109,8 @@ class AFLBoost(FedBoost):
             )
         mirror = self.mirror_domains or self.mirror
         lam = mirror.project(mirror.start(len(groups), torch.float64), self.low, self.high)
+        if self.mixtures is not None:
+            lam = common_point(lam, self.mixtures, self.low, self.high)
         state = super().start(clients)
         state = state.replace(
             lam=lam, lam_total=torch.zeros_like(lam), lam_steepest=0.0, lam_squares=0.0
@@ -135,8 +149,15 @@ class AFLBoost(FedBoost):
         eta, steepest, squares = pace(
             mirror, step, self.horizon, losses, state.lam_steepest, state.lam_squares
         )
-        lam = mirror.step(state.lam, -losses, eta, self.low, self.high) if eta else state.lam
+        lam = self.risen(state.lam, losses, eta) if eta else state.lam
         return state.replace(lam=lam, lam_steepest=steepest, lam_squares=squares, latest=latest), g
+
+    def risen(self, lam: Tensor, losses: Tensor, eta: float) -> Tensor:
+        """Line 7: one step against alpha, in Lambda."""
+        mirror = self.mirror_domains or self.mirror
+        if self.mixtures is None:
+            return mirror.step(lam, -losses, eta, self.low, self.high)
+        return common_point(lam + eta * losses, self.mixtures, self.low, self.high)
 
     def mixed(self, replies: Replies, weights: Tensor) -> Tensor:
         """sum_j weights_j g_j, each gradient for what was drawn in the round that it answers."""

@@ -13,6 +13,7 @@ Each round it sends a few predictors, drawn at random, and clients send back as 
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Literal
@@ -27,7 +28,7 @@ from foedus.base.rows import Rows
 from foedus.base.settings import Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Batching, Client
+from foedus.core.algorithm import Algorithm, Batching, Client, client_step
 from foedus.core.clients import Clients
 from foedus.core.exchange import NothingArrived
 from foedus.core.held import HeldItems
@@ -146,6 +147,9 @@ class FedBoost(Algorithm):
     def check(self, spec: Spec) -> None:
         self.predictors.check(spec, self.loss)
 
+    def reply_bound(self, step: str, spec: Spec) -> float:
+        return math.inf  # slopes of the log loss are as large as 1 / floor
+
     # -- clients -----------------------------------------------------------------------------------
 
     def prepare(self, data: Rows) -> Tree:
@@ -158,6 +162,11 @@ class FedBoost(Algorithm):
     def slope(self, client: Client, **sent: Tree) -> tuple[dict[str, Tensor], None]:
         """Line 3: the gradient of the loss of the mixture of what was sent."""
         return {"slope": self.at(client, **sent)[1]}, None
+
+    @client_step(batch="whole")
+    def slopes(self, client: Client, **sent: Tree) -> tuple[dict[str, Tensor], None]:
+        """The same for a batch of clients at once."""
+        return self.slope(client, **sent)
 
     def at(
         self,
@@ -249,7 +258,8 @@ class FedBoost(Algorithm):
         self, clients: Clients, state: State, sent: dict[str, Tree], note: list[Tensor]
     ) -> tuple[State, Tensor]:
         """The average over rows of the gradients, each for the draw of the round it answers."""
-        parts = clients.mean_by_broadcast(self.slope, note=note, **sent)
+        step = self.slopes if self.predictors.takes_batches else self.slope
+        parts = clients.mean_by_broadcast(step, note=note, **sent)
         return state, reduce(torch.add, (self.whole(g["slope"], *b.note) for b, g in parts))
 
     def whole(self, slope: Tensor, which: Tensor, gamma: Tensor) -> Tensor:

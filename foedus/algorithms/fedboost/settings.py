@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foedus.errors import ConfigError
-from foedus.geometry import Mirror
+from foedus.geometry import Domain, Euclidean, Mirror
 
 if TYPE_CHECKING:
     from foedus.algorithms.fedboost.fedboost import FedBoost
@@ -51,6 +51,35 @@ def mixture(name: str, values: Any, size: int) -> tuple[float, ...]:
             f"the least is {min(values, default=0):.4g}"
         )
     return values
+
+
+def common_point(x: Tensor, mixtures: Domain, low: float, high: float) -> Tensor:
+    """The closest point to x of what a set has in common with {l in the simplex: low <= l <= high}.
+
+    Dykstra's algorithm (Boyle and Dykstra, 1986): projections onto the two sets in turn, each of
+    the last point plus what the projection onto the same set took away before. Its limit is the
+    projection onto their common part.
+    """
+    simplex = Euclidean()
+    at, taken, given = x, torch.zeros_like(x), torch.zeros_like(x)
+    for _ in range(_MOST):
+        inner = mixtures.project(at + taken)
+        taken = at + taken - inner
+        after = simplex.project(inner + given, low, high)
+        given = inner + given - after
+        apart, moved = float((after - inner).abs().amax()), float((after - at).abs().amax())
+        at = after
+        if apart <= _CLOSE and moved <= _CLOSE:
+            return at
+    if apart <= _ENOUGH:
+        return at
+    raise ConfigError(
+        f"mixtures={mixtures} has no point in common with the mixtures of {len(x)} domains between "
+        f"low={low!r} and high={high!r}; use a larger set"
+    )
+
+
+_MOST, _CLOSE, _ENOUGH = 10_000, 1e-12, 1e-6
 
 
 def check_together(settings: FedBoost) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ class ConstrainedTraining(Algorithm):
     loss: LossSetting = "auto"
     begin: Literal["model", "projected", "domain"] = "model"
 
+    sends_points: ClassVar[str] = ""
+    """The step whose replies are points of the set."""
+
     remedy = "scale the features: inside a bounded set, only they can make numbers this large"
 
     def __post_init__(self) -> None:
@@ -64,6 +68,11 @@ class ConstrainedTraining(Algorithm):
         """The domain, as one of parameter dicts."""
         return domain_of(self.domain)
 
+    @property
+    def sets(self) -> list[ModelDomain]:
+        """The domain, and other sets that clients' points are of."""
+        return [self.set]
+
     def row_spec(self, spec: Spec) -> Spec:
         return replace(spec, integers=spec.integers and self.model.takes_integers(spec))
 
@@ -74,6 +83,13 @@ class ConstrainedTraining(Algorithm):
         check_plain(type(self).__name__, self.model, spec)
         check_custom(loss, self.model, spec)
         self.set.check(self.model.init(spec, random.key(0)))
+
+    def reply_bound(self, step: str, spec: Spec) -> float:
+        """Points are in the set; what else is sent grows with the gradients."""
+        if step != self.sends_points:
+            return math.inf
+        x = self.model.init(spec, random.key(0))
+        return max(domain.largest_entry(x) for domain in self.sets)
 
     def beginning(self, clients: Clients) -> Params:
         """x^1, or an error if the model's own start is outside of the set."""

@@ -15,11 +15,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from foedus.algorithms.fedfw.constrained import ConstrainedTraining, gap
-from foedus.algorithms.fedfw.points import Supersets, dense_points, noisy, outside, wide_sum
+from foedus.algorithms.fedfw.local import (
+    average_point,
+    balanced,
+    check_oracle,
+    check_together,
+    first_vectors,
+    nth_key,
+    penalty_errors,
+    vectors_of,
+)
+from foedus.algorithms.fedfw.points import Supersets, averaged, moved_copies, noisy, outside
+from foedus.algorithms.fedfw.search import search_round, searched
 from foedus.base import random, tree
 from foedus.base.rows import Rows
 from foedus.base.settings import Means
@@ -27,8 +38,7 @@ from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
-from foedus.core.copies import Copies
-from foedus.core.exchange import Accept, Replies
+from foedus.core.exchange import Accept
 from foedus.core.held import HeldArrays, shortest
 from foedus.errors import ConfigError
 from foedus.geometry import ModelDomain, domain_of
@@ -80,11 +90,24 @@ class FedFW(ConstrainedTraining):
     not honest: it is left out of the round, and its client named. A hostile point inside moves the
     center by eta / n times the diameter at most.
 
+    `local_steps` K makes the clients' two lines K times a round; the schedules count these steps. A
+    client then sends the average u_i of its K points, weighted so that x_i <- (1 - h) x_i + h u_i
+    with h = 1 - prod over k (1 - eta_k), and h takes the place of eta at the server.
+    begin_round="center" starts each round at x_i = center, as the authors' code does; absent
+    clients' x_i then count as the center.
+
+    With step_size="line_search" a step minimizes the penalized objective of its client along its
+    direction, and the client sends how its x_i has moved (see `foedus.algorithms.fedfw.search`).
+    The augmented variant with some local steps is then a consensus ADMM whose subproblems are
+    solved by Frank-Wolfe.
+
     Args:
         variant: "penalty", "augmented" or "stochastic".
         penalty: lambda_0, or "auto": the mean over clients of the Frank-Wolfe gap of f_i / n at the
             start, over the squared diameter of D, so that gradient and penalty are of one size at
-            any scale of either (one more number up, once).
+            any scale of either (one more number up, once); with a line search it then follows the
+            iterates, by two more numbers a message. "balanced" begins like "auto" and lowers a
+            bound of the error in rounds 4, 8, 16, ... (`foedus.algorithms.fedfw.local.balanced`).
         schedule: "convex", "nonconvex" or "stochastic"; by default that of the variant.
         horizon: T, for "nonconvex".
         batch_size: Rows of a mini-batch, for "stochastic".
@@ -97,6 +120,15 @@ class FedFW(ConstrainedTraining):
         measure_every: Log `objective`, `fw_gap` (equation 11, at the center) and `consensus` (mean
             of |x_i - center|^2) every this number of rounds (0: never); they are measured by the
             simulation and not charged.
+        local_steps: K, Frank-Wolfe steps of a client in a round.
+        begin_round: Where a client's steps start: at its "own" x_i, or at the "center".
+        step_size: By "schedule", or by "line_search" (two more gradients a step).
+        direction: "frank_wolfe", toward an extreme point; or, with a line search on an L1 ball or a
+            simplex, "pairwise": the weight of the worst active vertex moves to the best vertex.
+        momentum: m, for an average of gradients: d_i <- m d_i + (1 - m) grad f_i(x_i) / n.
+        warm: Whether a nuclear ball's oracle starts at the client's last right vector.
+        surrogate_gap: Whether to log `surrogate_gap` too (equation 45), a second gradient a
+            measurement.
 
     Example:
         >>> fed = fd.split(fd.load("digits"), "dirichlet", clients=10, alpha=0.3)
@@ -107,19 +139,28 @@ class FedFW(ConstrainedTraining):
     """
 
     weighs_rows: ClassVar[bool] = True
+    sends_points: ClassVar[str] = "step"
 
     variant: Literal["penalty", "augmented", "stochastic"] = "penalty"
-    penalty: Annotated[float, Ge(0)] | Literal["auto"] = "auto"
+    penalty: Annotated[float, Ge(0)] | Literal["auto", "balanced"] = "auto"
     schedule: Literal["convex", "nonconvex", "stochastic"] | None = None
     horizon: Annotated[int, Ge(1)] | None = None
     batch_size: Annotated[int, Ge(1)] = 64
     noise: NotNegative = 0.0
     supersets: Supersets = Supersets()  # noqa: RUF009 - a tuple
     measure_every: Annotated[int, Ge(0)] = 1
+    local_steps: Annotated[int, Ge(1)] = 1
+    begin_round: Literal["own", "center"] = "own"
+    step_size: Literal["schedule", "line_search"] = "schedule"
+    direction: Literal["frank_wolfe", "pairwise"] = "frank_wolfe"
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    warm: bool = False
+    surrogate_gap: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "supersets", Supersets.of(self.supersets))
         super().__post_init__()
+        check_together(self)
         if self.pacing == "nonconvex" and self.horizon is None:
             raise ConfigError(
                 "horizon=None: schedule='nonconvex' needs the number of rounds T, such as "
@@ -131,12 +172,21 @@ class FedFW(ConstrainedTraining):
         return bool(self.supersets)
 
     @property
+    def sets(self) -> list[ModelDomain]:
+        return [self.set, *(domain_of(outer) for _, outer in self.supersets)]
+
+    @property
     def pacing(self) -> str:
+        if self.step_size == "line_search" and self.variant == "augmented":
+            return self.schedule or "constant"
         return self.schedule or ("stochastic" if self.variant == "stochastic" else "convex")
 
     def check(self, spec: Spec) -> None:
         super().check(spec)
-        self.supersets.check(self.set, self.domain, self.model.init(spec, random.key(0)))
+        x = self.model.init(spec, random.key(0))
+        self.supersets.check(self.set, self.domain, x)
+        if self.direction == "pairwise" or self.warm:
+            check_oracle(self, x)
 
     def kinds(self, ids: Tensor) -> Tensor | None:
         return self.supersets.kinds(ids)
@@ -150,23 +200,47 @@ class FedFW(ConstrainedTraining):
         return domain_of(self.supersets[kind - 1][1]) if kind else self.set
 
     def steps(self, t: int, participation: float) -> tuple[float, float, float]:
-        """eta_t, lambda_t / lambda_0 and rho_t."""
+        """eta_t, lambda_t / lambda_0 and rho_t of step t."""
         tau = participation * (t - 1) + 1
-        rho = 4 / (tau + 7) ** (2 / 3)
+        rho = 4 / (tau + 7) ** (2 / 3) if self.variant == "stochastic" else 1 - self.momentum
+        if self.pacing == "constant":
+            return 1.0, 1.0, rho  # the line search chooses eta
         if self.pacing == "convex":
             return 2 / (tau + 1), math.sqrt(tau + 1), rho
         if self.pacing == "stochastic":
             return 9 / (tau + 8), math.sqrt(tau + 8), rho
         assert self.horizon is not None
-        horizon = self.horizon if participation == 1 else participation * self.horizon + 1
+        made = self.horizon * self.local_steps
+        horizon = made if participation == 1 else participation * made + 1
         return horizon ** (-2 / 3), horizon ** (1 / 3), rho
+
+    def paces(self, round: int, participation: float) -> list[tuple[float, float, float]]:
+        """`steps` of a round's local steps."""
+        before = (round - 1) * self.local_steps
+        return [self.steps(before + k, participation) for k in range(1, self.local_steps + 1)]
+
+    def rate(self, round: int, participation: float) -> float:
+        """h = 1 - prod (1 - eta_k): how far the steps of a round move x_i."""
+        etas = [eta for eta, _, _ in self.paces(round, participation)]
+        return etas[0] if len(etas) == 1 else 1 - math.prod(1 - eta for eta in etas)
 
     # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Params]:
         x = self.first(client.spec, client.shared)
-        more = {"augmented": {"y": tree.zeros_like(x)}, "stochastic": {"d": tree.zeros_like(x)}}
-        return {"x": x, **more.get(self.variant, {})}
+        state = {"x": x}
+        if self.variant == "augmented":
+            state["y"] = tree.zeros_like(x)
+        if self.averages:
+            state["d"] = tree.zeros_like(x)
+        if self.warm:
+            state["v"] = first_vectors(self.set, x)
+        return state
+
+    @property
+    def averages(self) -> bool:
+        """Whether clients average their gradients."""
+        return self.variant == "stochastic" or self.momentum > 0
 
     def first_held(self, spec: Spec, shared: Tensor) -> dict[str, Params]:
         return {"center": self.first(spec, shared)}
@@ -177,31 +251,47 @@ class FedFW(ConstrainedTraining):
         return gap(self.set, self.slope(client, x), x), None
 
     def step(self, client: Client, center: Params, pace: Tensor) -> tuple[Any, dict[str, Params]]:
-        """Lines 4 to 8: one Frank-Wolfe step on the penalized objective; the extreme point is sent
-        back.
+        """Lines 4 to 8: Frank-Wolfe steps on the penalized objective; the extreme point is sent
+        back, of several steps their average.
         """
-        eta, pull, start_pull, rho, share = pace.unbind()
+        *each, start_pull, share = pace.unbind()
         x, state = client.state["x"], dict(client.state)
-        # fresh, so scale in place
-        g = tree.map(lambda g: g.mul_(share), self.slope(client, x, self.batch(client)))
-        if self.variant == "stochastic":
-            g = state["d"] = tree.map(lambda d, g: (1 - rho) * d + rho * g, client.state["d"], g)
-        apart = tree.sub(x, center)
-        g = tree.map(lambda g, a: torch.addcmul(g, a, pull), g, apart)
         if self.variant == "augmented":
-            state["y"] = tree.map(lambda y, a: y + start_pull * a, client.state["y"], apart)
-            g = tree.add(g, state["y"])
-        point = self.set_of(client.kind).lmo(noisy(g, self.noise, random.fold(client.key, 2)))
-        s = self.set_of(client.kind).dense(point, x)
-        state["x"] = tree.map(lambda x, s: x.lerp(s, eta), x, s)
-        return s if self.supersets.mixed(self.set) else point, state
+            state["y"] = tree.map(lambda y, a: y + start_pull * a, state["y"], tree.sub(x, center))
+        x, points = center if self.begin_round == "center" else x, []
+        for k in range(self.local_steps):
+            eta, pull, rho = each[3 * k : 3 * k + 3]
+            # fresh, so scale in place
+            g = tree.map(lambda g: g.mul_(share), self.slope(client, x, self.batch(client, k)))
+            if self.averages:
+                g = state["d"] = tree.map(lambda d, g, r=rho: (1 - r) * d + r * g, state["d"], g)
+            g = tree.map(lambda g, a, p=pull: torch.addcmul(g, a, p), g, tree.sub(x, center))
+            if self.variant == "augmented":
+                g = tree.add(g, state["y"])
+            domain, g = self.set_of(client.kind), noisy(g, self.noise, nth_key(client.key, 2, k))
+            point = domain.lmo(g, warm=state["v"] if self.warm else None)
+            s = domain.dense(point, x)
+            if self.warm:
+                state["v"] = vectors_of(point, state["v"])
+            points.append((eta, s if self.supersets.mixed(self.set) else point))
+            x = tree.map(lambda x, s, e=eta: x.lerp(s, e), x, s)
+        state["x"] = x
+        return average_point(points), state
 
-    def batch(self, client: Client) -> Rows | None:
+    def search(self, client: Client, center: Params, pace: Tensor) -> tuple[Any, dict[str, Params]]:
+        """The same with a line search: how x_i has moved is sent back."""
+        return searched(self, client, center, pace)
+
+    def errors(self, client: Client, center: Params, pace: Tensor) -> tuple[Tensor, None]:
+        """For penalty="balanced": this client's parts of the two errors."""
+        return penalty_errors(self, client, center, pace), None
+
+    def batch(self, client: Client, step: int) -> Rows | None:
         """A mini-batch, drawn with replacement, for the stochastic variant."""
         if self.variant != "stochastic":
             return None
         data, size = client.data, self.batch_size
-        picked = random.integers(random.fold(client.key, 1), size, data.count.long())
+        picked = random.integers(nth_key(client.key, 1, step), size, data.count.long())
         index, ones = data.index.gather(0, picked), torch.ones(size)
         return Rows(data.table_x, data.table_y, index, ones, data.spec, None, data.table_w)
 
@@ -210,70 +300,74 @@ class FedFW(ConstrainedTraining):
     def start(self, clients: Clients) -> State:
         center, penalty = self.beginning(clients), self.penalty
         self.supersets.check_clients(clients.ids, self.domain)
-        if penalty == "auto":
+        if isinstance(penalty, str):
             diameter = self.set.diameter_of(center)
             mean_gap = float(clients.mean(self.scale, weights="uniform")) / clients.total
             penalty = mean_gap / diameter**2 if diameter else 0.0
         clients.log(penalty=penalty)
-        self.measure(clients, center, self.measure_every)
+        self.log(clients, center, penalty)
         # Who stays away, or is late, keeps x_i, so that the average moves by s_i - x_i: the server
         # has to know the x_i.
-        copies = clients.copies(center)
-        return State(
-            center=HeldArrays(center), spec=clients.spec, penalty=float(penalty), copies=copies
-        )
+        copies = clients.copies(center) if self.keeps_points else None
+        more = {"pull": 0.0} if self.step_size == "line_search" else {}
+        held, penalty = HeldArrays(center), float(penalty)
+        return State(center=held, spec=clients.spec, penalty=penalty, copies=copies, **more)
+
+    @property
+    def keeps_points(self) -> bool:
+        """Whether the center moves by points, from each client's own x_i."""
+        return self.begin_round == "own" and self.step_size == "schedule"
 
     def round(self, clients: Clients, state: State) -> State:
-        eta, factor, rho = self.steps(clients.round, clients.participation)  # line 2
-        pace = torch.tensor([eta, state.penalty * factor, state.penalty, rho, 1 / clients.total])
-        sent = {"center": state.center, "pace": pace, "weights": "uniform"}
-        sent["accept"] = self.outside(state.center.value)
+        if self.step_size == "line_search":
+            return search_round(self, clients, state)
+        state = balanced(self, clients, state) if self.penalty == "balanced" else state
+        rate, sent = self.question(clients, state)  # line 2
         if state.copies is None:
-            rate = eta * clients.participation
-            keep, add = 1 - rate, self.average(clients, sent, rate, state.center.value)  # line 10
+            rate = rate * clients.participation
+            keep, add = 1 - rate, averaged(self, clients, sent, rate, state.center.value)  # line 10
         else:
             replies = clients.gather(self.step, **sent)  # Section 4.2
-            copies, moves = self.moved(clients, state.copies, replies, state.center.value)
+            copies, moves = moved_copies(self, clients, state, replies)
             keep, add = 1.0, shortest(tree.scale(moves, 1 / clients.total))
             state = state.replace(copies=copies)
         center = state.center.moved(keep, add)
-        self.measure(clients, center.value, self.measure_every)
+        self.log(clients, center.value, state.penalty)
         return state.replace(center=center)
 
-    def average(
-        self, clients: Clients, sent: dict[str, Any], rate: float, like: Params
-    ) -> dict[str, Tree]:
-        """`rate` times the average of the extreme points, in its shortest form: matrices of rank
-        one add up to one of low rank.
+    def question(self, clients: Clients, state: State) -> tuple[float, dict[str, Any]]:
+        """h, and what clients are asked: eta, lambda_t and rho of each local step, lambda_0 and
+        1 / n.
         """
-        if not self.set.low_rank(like):
-            return shortest(tree.scale(self.dense(0, clients.mean(self.step, **sent), like), rate))
-        mean, each = clients.mean_and_each(self.step, **sent)
-        dense = tree.scale(self.dense(0, mean, like), rate)
-        return shortest(
-            dense, None if each is None or self.supersets else wide_sum(each, rate, dense)
-        )
-
-    def moved(
-        self, clients: Clients, copies: Copies, replies: Replies, like: Params
-    ) -> tuple[Copies, Params]:
-        """The x_i of the clients whose points arrived, after the steps that these were made with;
-        and the sum of their moves.
-        """
-        total = tree.zeros_like(like)
-        for broadcast, some in replies.by_broadcast():
-            eta, _, _ = self.steps(broadcast.round, clients.participation)
-            copies, moves = copies.moved(
-                clients.positions(some.ids), dense_points(self, some, like), eta
-            )
-            total = tree.add(total, moves)
-        return copies, total
+        each = self.paces(clients.round, clients.participation)
+        pace = [v for eta, factor, rho in each for v in (eta, state.penalty * factor, rho)]
+        pace += [state.penalty, 1 / clients.total]
+        accept = self.outside(state.center.value)
+        sent = {"center": state.center, "pace": torch.tensor(pace)}
+        rate = self.rate(clients.round, clients.participation)
+        return rate, {**sent, "weights": "uniform", "accept": accept}
 
     def outside(self, like: Params) -> Accept:
         """Points that are not in their client's set: no oracle gives such a point, so their clients
         are hostile or broken.
         """
         return lambda ids, points: outside(self, ids, points, like)
+
+    def log(self, clients: Clients, center: Params, penalty: float) -> None:
+        """What is measured for the history."""
+        self.measure(clients, center, self.measure_every)
+        if self.surrogate_gap and self.measure_every and clients.round % self.measure_every == 0:
+            factor = self.steps(clients.round * self.local_steps + 1, clients.participation)[1]
+            pace = torch.tensor([penalty * factor, 1 / clients.total])
+            seen = clients.measure(self.surrogate, weights=None, center=center, pace=pace)
+            if seen is not None:
+                clients.log(surrogate_gap=seen)
+
+    def surrogate(self, client: Client, center: Params, pace: Tensor) -> tuple[Tensor, None]:
+        """This client's part of equation 45, with the penalty of its next step."""
+        x, (pull, share) = client.state["x"], pace.unbind()
+        g = tree.map(lambda g, x, c: share * g + pull * (x - c), self.slope(client, x), x, center)
+        return gap(self.set_of(client.kind), g, x), None
 
     def readmit(self, state: State, ids: Tensor) -> State:
         """They begin at x^1 again; the old x_i decays in the center as every x_i does."""

@@ -39,6 +39,7 @@ class NaiveFW(ConstrainedTraining):
     """
 
     weighs_rows: ClassVar[bool] = True
+    sends_points: ClassVar[str] = "point"
 
     measure_every: Annotated[int, Ge(0)] = 1
 

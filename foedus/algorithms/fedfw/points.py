@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from foedus.base import random, tree
-from foedus.base.tree import Tree
+from foedus.base.tree import State, Tree
+from foedus.core.clients import Clients
+from foedus.core.copies import Copies
 from foedus.core.exchange import Replies
+from foedus.core.held import shortest
 from foedus.errors import ConfigError
 from foedus.geometry import ModelDomain, domain_of, inside
 from foedus.models.base import Params
@@ -117,6 +120,39 @@ def dense_points(algorithm: FedFW, replies: Replies, like: Params) -> Params:
         some = algorithm.dense(kind, replies.pick(places).stack(), like)
         tree.map(lambda all_, own, places=places: all_.index_copy_(0, places, own), points, some)
     return points
+
+
+def averaged(
+    algorithm: FedFW, clients: Clients, sent: dict[str, Any], rate: float, like: Params
+) -> dict[str, Tree]:
+    """`rate` times the average of the points, in its shortest form: matrices of rank one add up to
+    one of low rank.
+    """
+    step = algorithm.step
+    if not algorithm.set.low_rank(like):
+        mean = clients.mean(step, **sent)
+        return shortest(tree.scale(algorithm.dense(0, mean, like), rate))
+    mean, each = clients.mean_and_each(step, **sent)
+    dense = tree.scale(algorithm.dense(0, mean, like), rate)
+    return shortest(
+        dense, None if each is None or algorithm.supersets else wide_sum(each, rate, dense)
+    )
+
+
+def moved_copies(
+    algorithm: FedFW, clients: Clients, state: State, replies: Replies
+) -> tuple[Copies, Params]:
+    """The x_i of the clients whose points arrived, after the steps that these were made with; and
+    the sum of their moves.
+    """
+    copies, like = state.copies, state.center.value
+    total = tree.zeros_like(like)
+    for broadcast, some in replies.by_broadcast():
+        rate = algorithm.rate(broadcast.round, clients.participation)
+        positions = clients.positions(some.ids)
+        copies, moves = copies.moved(positions, dense_points(algorithm, some, like), rate)
+        total = tree.add(total, moves)
+    return copies, total
 
 
 def wide_sum(replies: Replies, rate: float, dense: Params) -> dict[str, LowRank]:

@@ -14,6 +14,7 @@ g = sum_j p_j g_j and H = sum_j p_j H_j.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -150,6 +151,9 @@ class FedNewton(FeatureRegression):
         return 3 * rows * (row_bytes + 8 * size) + (
             32 * size**2 if size <= min(rows, curvature.DIRECT) else 0
         )
+
+    def reply_bound(self, step: str, spec: Spec) -> float:
+        return math.inf  # gradients grow with the targets, directions with 1 / reg
 
     def row_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         y = y.to(outputs.dtype) if y.is_floating_point() else y

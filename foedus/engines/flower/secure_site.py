@@ -130,9 +130,10 @@ class Demands:
                 f"threshold={settings.threshold:.3g} is less than the {self.threshold:.3g} that "
                 "this site demands"
             )
-        if settings.privacy is None and settings.range < self.range:
+        widest = settings.fixed_point.range
+        if settings.privacy is None and widest < self.range:
             raise SecureError(
-                f"range={settings.range:g} is less than the {self.range:g} that this site demands"
+                f"range={widest:g} is less than the {self.range:g} that this site demands"
             )
         if self.required and settings.bits < _FEWEST_BITS:
             raise SecureError(
@@ -364,7 +365,7 @@ def phase(
             answers[i] = wire.encode(answer)
         except (DivergenceError, ReplyError) as error:  # its text may quote the reply
             warnings.warn(str(error), stacklevel=2)
-            within = f"-{settings.range:g} .. {settings.range:g}"
+            within = f"-{settings.fixed_point.range:g} .. {settings.fixed_point.range:g}"
             errors[str(i)] = (
                 f"its reply does not fit into {within}, so nothing was sent; the log of the site "
                 "says more"

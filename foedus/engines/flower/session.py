@@ -283,16 +283,15 @@ class FlowerSession(Session, SecureChannel):
         questions: dict[int, Tree],
         weights: str | None,
         extra: dict[str, Any],
+        settings: SecureAggregation,
     ) -> dict[int, Tree | SecureError]:
         """Send the questions of a phase to clients; the payload of a step is sent with `mask`.
         Returns answers or errors.
 
-        extra: additional fields of the header.
+        extra: additional fields of the header. settings: those of the exchange.
         """
-        asked, more = (
-            sorted(questions),
-            {**self._about(ask), "phase": phase, "weights": weights, **extra},
-        )
+        asked, secure = sorted(questions), to_config(settings)
+        more = {**self._about(ask), "phase": phase, "weights": weights, "secure": secure, **extra}
         letters = self._letters(
             ask if phase == "mask" else None, asked, more, lambda i: [wire.encode(questions[i])]
         )

@@ -38,6 +38,11 @@ class Predictors(Settings):
     spread: float = 1.5
     """As `Algorithm.spread`: how unequal the clients of a padded batch may be."""
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether `loss` also takes what many clients have prepared, with a leading dimension."""
+        return False
+
     def remote(self) -> Self:
         """The collection as seen by a site, which has only messages."""
         other = copy.copy(self)

@@ -71,13 +71,20 @@ class Densities(Predictors):
             probabilities(self.background.unsqueeze(0), "background")
         elif bool(self.rest.any()):
             raise ModelError("rest is the share of a background: give that too")
-        own = table if self.background is None else table - self.rest.unsqueeze(1) * self.background
-        own = torch.where(own.abs() <= 1e-6 * table, 0, own)  # rounding errors
-        self.nonzero = own != 0
-        self.counts = self.nonzero.sum(1)
-        where = self.nonzero.nonzero()
-        self.columns, self.values = where[:, 1].to(torch.int32), own[self.nonzero]
-        self.first = torch.cat((torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)))
+        pieces = torch.arange(len(table)).split(max(1, _PIECE // table.shape[1]))
+        self.counts = torch.cat([self.own(piece).count_nonzero(1) for piece in pieces])
+
+    def own(self, which: Tensor) -> Tensor:
+        """Some densities without their shares of the background.
+
+        Args:
+            which: The indices of the members.
+        """
+        table = self.table.index_select(0, which)
+        if self.background is None:
+            return table
+        own = table - self.rest[which].unsqueeze(1) * self.background
+        return torch.where(own.abs() <= 1e-6 * table, 0, own)  # what only rounding has left
 
     @classmethod
     def of_clients(cls, fed: Any, rest: float = 0.1) -> Densities:
@@ -106,6 +113,10 @@ class Densities(Predictors):
     def __len__(self) -> int:
         return len(self.table)
 
+    @property
+    def takes_batches(self) -> bool:
+        return self.at_hand
+
     def check(self, spec: Spec, loss: str) -> None:
         if spec.classes != (size := self.table.shape[1]):
             data = f"the data has {spec.classes} labels"
@@ -125,13 +136,11 @@ class Densities(Predictors):
         size, counts = self.table.shape[1], self.counts[which]
         if int(counts.sum()) * 2 >= len(which) * size:
             return {"dense": self.table[which].mT.contiguous()}
-        # Entry j of member i of `which` is number first[which[i]] + j of all entries.
-        starts = torch.repeat_interleave(self.first[which] - (counts.cumsum(0) - counts), counts)
-        at = starts + torch.arange(int(counts.sum()))
-        member = torch.repeat_interleave(torch.arange(len(which)), counts)
-        place = self.columns[at].long() * len(which) + member
+        members = self.own(which)
+        member, column = members.nonzero().unbind(1)
         kind = torch.int32 if size * len(which) < 2**31 else torch.int64
-        own = {"own": Sparse(place.to(kind), self.values[at], (size, len(which)))}
+        place = (column * len(which) + member).to(kind)
+        own = {"own": Sparse(place, members[member, column], (size, len(which)))}
         return own if self.background is None else {**own, "rest": self.rest[which]}
 
     def rows_of(self, models: Tree) -> Tensor:
@@ -154,19 +163,26 @@ class Densities(Predictors):
         if models is not None and not self.at_hand:
             columns, some = self.rows_of(models), slice(None)
         elif 3 * len(which) < len(self):
-            columns, some = self.upright.index_select(1, which), slice(None)
+            # rows are copied whole, so that the time does not grow with q
+            columns, some = self.table.index_select(0, which).mT.contiguous(), slice(None)
         else:  # To leave out few columns takes longer than to use them all.
             columns, some = self.upright, which
             weight = torch.zeros(len(self)).index_put((which,), weight)
             excess = None if excess is None else torch.zeros(len(self)).index_put((which,), excess)
-        found = _of_elements(prepared, (columns, weight, loss, floor, excess, slope))
-        return found["loss"], found["slope"][some] if slope else None
+        shared = (columns, weight, loss, floor, excess, slope)
+        # of a batch of clients, without the detour by which a step leaves `vmap`
+        of_elements = _of_elements.__wrapped__ if prepared["share"].dim() == 2 else _of_elements
+        found = of_elements(prepared, shared)
+        return found["loss"], found["slope"][..., some] if slope else None
 
     def mixture(self, weight: Tensor, x: Tensor) -> Tensor:
         return (weight.float() @ self.table).expand(len(x), -1)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"table": self.table}
+
+
+_PIECE = 1 << 22  # entries of the table that are looked at at a time
 
 
 @batched
@@ -193,7 +209,11 @@ def _of_elements(args: dict[str, Tensor], shared: tuple) -> dict[str, Tensor]:
     mixed = columns @ weight
     # clients have different numbers of elements: what follows is one long list of all of them
     real = args["share"] > 0
-    element, share, lengths = args["element"][real], args["share"][real], real.sum(1)
+    if bool(real.all()):
+        element, share = args["element"].flatten(), args["share"].flatten()
+        lengths = torch.full((len(real),), real.shape[1])
+    else:
+        element, share, lengths = args["element"][real], args["share"][real], real.sum(1)
     at = mixed[element]
     if loss == "log":
         at += floor
