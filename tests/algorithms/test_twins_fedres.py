@@ -231,7 +231,7 @@ VARIANTS = {
     },
     "theorem, late": {
         "schedule": "theorem2",
-        "theorem": fd.fedres.Theorem2(7, 3, 0.83, 3.1, 1.7, 0.9, 2),
+        "theorem": fd.fedres.Theorem2(7, 3, 0.83, 0.9, 1.7, 0.9, 2),
     },
     "ball adagrad": {
         "schedule": "adagrad",
