@@ -33,7 +33,8 @@ class Clients:
     `ids` are the ids of the clients that take part and `sizes` their numbers of rows; `total` and
     `total_rows` count all clients and their rows; `participation` is the expected fraction of
     clients in a round; `answered` are the ids of the clients whose replies the last exchange
-    brought; `dropped` are the clients left out of this round, with reasons.
+    brought; `dropped` are the clients left out of this round, with reasons. With `waits`, late
+    replies are collected even if no client is asked.
     """
 
     network: Network
@@ -47,6 +48,7 @@ class Clients:
     answered: Tensor | None = None
     answered_rows: Tensor | None = None
     group: str = ""
+    waits: bool = False
     exchanges: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def __len__(self) -> int:
@@ -299,7 +301,7 @@ class Clients:
                 "itself"
             )
         draws = aggregator is not None and aggregator.draws and not self.free
-        if len(ids) == 0 and not draws:
+        if len(ids) == 0 and not draws and not self.waits:
             raise ReplyError(
                 f"round {self.round}: no client takes part, so {step.__name__} cannot run"
             )

@@ -4,7 +4,9 @@ and bad input.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -1205,3 +1207,64 @@ def test_labels_are_below_the_number_of_classes():
     sent = {"y": torch.tensor([[0], [2], [3], [255]], dtype=torch.uint8)}
     assert sorted(in_range(sent, "y", 3)) == [2, 3]
     assert in_range({"y": torch.zeros(2, 1)}, "y", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"schedule": "theorem2"}, "schedule='theorem2' needs theorem="),
+        ({"theorem": fd.fedres.Theorem2(10, 2, 1.0, 1.0)}, "other schedules do not use it"),
+        ({"schedule": "constant", "forget": 0.9}, "forget=0.9 has no effect on"),
+        ({"forget": 0.0}, "forget=0.0"),
+        ({"forget": 1.1}, "forget=1.1"),
+        ({"clip_predictions": 1}, "clip_predictions=1"),
+    ],
+)
+def test_options_of_the_schedule_that_do_not_fit(options, says):
+    with pytest.raises(fd.ConfigError, match=re.escape(says)):
+        fd.FedRes(**options)
+    with pytest.raises(fd.ConfigError, match="clip_predictions=True: a bandit"):
+        fd.FedResBandit(every=2, clip_predictions=True)
+
+
+@pytest.mark.parametrize("up", [0, 2])
+def test_rollouts_and_the_service_clip_like_a_run(up):
+    """The same numbers: one rollout; and, without delay, sites and a hub."""
+    rng = np.random.default_rng(4)
+    parts = [(rng.normal(size=(n, 3)).astype(np.float32), rng.normal(size=n)) for n in (4, 4, 4)]
+    fed = fd.Federation.from_clients([(x, y.astype(np.float32)) for x, y in parts])
+    how = fd.FedRes(shared=[0, 1], private=[1, 2], step=1.7, clip_predictions=True)
+    run = fd.run(how, fed, 9, engine=fd.Delayed(up=up), evaluate_every=0)
+    loss = run.history.online_loss.iloc[-1]
+    free = fd.run(dataclasses.replace(how, clip_predictions=False), fed, 9, evaluate_every=0)
+    assert abs(free.history.online_loss.iloc[-1] - loss) > 0.1
+    table = fd.rollouts({"": lambda fed: how}, [fed], 9, up=up)
+    assert table.online_loss[0] == pytest.approx(loss, rel=1e-5)
+    if up:
+        return
+    hub = fd.Hub(how, fed.spec)
+    sites = {i: fd.Site(how, fed.spec, id=i) for i in range(3)}
+    for t in range(9):
+        sent = {}
+        for i, site in sites.items():
+            row = fed.client_rows(i)[t % 4]
+            site.receive(hub.broadcast())
+            sent[i] = site.learn(fed.data.x_train[row], fed.data.y_train[row])
+        hub.learn(sent)
+    assert np.mean([site.loss for site in sites.values()]) == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(hub.w, run.state.w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_site_with_a_network_of_its_own_is_a_client_of_a_run():
+    """Its private model is an MLP; the hub's is linear."""
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(6, 3)).astype(np.float32), rng.integers(0, 2, 6)
+    fed = fd.Federation.from_clients([(x, y)])
+    how = fd.FedRes(local_model=fd.MLP(4), step=0.05)
+    hub, site = fd.Hub(how, fed.spec), fd.Site(how, fed.spec, id=0)
+    for t in range(8):
+        site.receive(hub.broadcast())
+        hub.learn({0: site.learn(x[t % 6], y[t % 6])})
+    run = fd.run(how, fed, 8, evaluate_every=0)
+    torch.testing.assert_close(hub.w, run.state.w, rtol=1e-4, atol=1e-6)
+    assert site.loss == pytest.approx(run.history.online_loss.iloc[-1], rel=1e-5)

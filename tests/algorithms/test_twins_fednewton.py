@@ -1,5 +1,5 @@
-"""FedNewton, DKRR, KRR and the ridge baselines against NumPy over three rounds: half of six unequal
-clients, and delays.
+"""FedNewton, DKRR, KRR and the ridge baselines against NumPy over three iterations: all or half of
+six unequal clients, and delays.
 """
 
 from __future__ import annotations
@@ -79,29 +79,54 @@ def test_the_start_and_the_reference(name, classes):
     twins.near(run.state.w, all_rows.local[0], CLOSE)
 
 
-@pytest.mark.parametrize("participation", [0.5, 1.0])
+HOW = {
+    "all": {},
+    "half": {"participation": 0.5},
+    "late": {"delays": twins.Delays()},
+    "half, late": {"participation": 0.5, "delays": twins.Delays()},
+}
+"""Averages are over all clients, so that these change the rounds, and nothing else."""
+
+
+def after_iterations(algorithm, clients, classes, how, passes=2, iterations=ROUNDS):
+    """The results of runs that end with each iteration, and a check of the round before it."""
+    options = {"engine": how["delays"].engine} if "delays" in how else {}
+    options["participation"] = how.get("participation", 1.0)
+    before = 0
+    for end in twins.iterations_end(iterations, passes, SEED, N, **how):
+        run = twins.run(algorithm, clients, end, classes, seed=SEED, **options)
+        rows = run.records.rows[before + 1 : end]
+        assert all(0 <= row["waiting"] <= N for row in rows)
+        assert all(row.keys() & {"gradient", "residual", "objective"} == set() for row in rows)
+        if end > before + 1:  # w stays until all have answered
+            early = twins.run(algorithm, clients, end - 1, classes, seed=SEED, **options).state
+            last = twins.run(algorithm, clients, before, classes, seed=SEED, **options).state
+            assert torch.equal(early.w, last.w)
+        assert "passes" not in run.state
+        before = end
+        yield run
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("name", "classes"), [("linear", None), ("waves", 3), ("monomials", None)])
-def test_newton(name, classes, participation):
-    """Algorithm 1, with averages over those who take part."""
+def test_newton(name, classes, how):
+    """Algorithm 1, with averages over all clients."""
     clients, outputs, phi, y = prepared(name, classes)
     s = Systems(phi, y, outputs, REG)
     w, past, warned = s.mean(lambda j: s.local[j], EVERYBODY), None, False
-    algorithm = fd.FedNewton(MAPS[name], REG)
-    for t in range(1, ROUNDS + 1):
-        who = twins.cohort(SEED, t, N, participation)
-        g = s.mean(lambda j, w=w: s.H[j] @ w - s.b[j], who)
-        d = s.mean(lambda j, g=g: np.linalg.solve(s.H[j], g), who)
+    for run in after_iterations(fd.FedNewton(MAPS[name], REG), clients, classes, HOW[how]):
+        g = s.mean(lambda j, w=w: s.H[j] @ w - s.b[j], EVERYBODY)
+        d = s.mean(lambda j, g=g: np.linalg.solve(s.H[j], g), EVERYBODY)
         w = w - d
-        run = twins.run(algorithm, clients, t, classes, seed=SEED, participation=participation)
         for what, got, want in (
             ("w", run.state.w, w),
             ("g", run.state.g, g),
             ("d", run.state.d, d),
         ):
-            twins.near(got, want, CLOSE, f"{what} after round {t}")
+            twins.near(got, want, CLOSE, what)
         row = run.records.rows[-1]
         twins.near(row["gradient"], np.linalg.norm(g), CLOSE)
-        if past is not None and participation == 1:  # d^T H d / g^T d - 1 of the round before
+        if past is not None:  # d^T H d / g^T d - 1 of the iteration before
             g_before, d_before = past
             quotients = [
                 a @ (b - c) / (b @ a)
@@ -115,74 +140,30 @@ def test_newton(name, classes, participation):
         past = g, d
 
 
-STAYS = next(
-    s
-    for s in range(999)
-    if twins.cohort(s, 1, N, 0.5) == twins.cohort(s, 2, N, 0.5) != twins.cohort(s, 3, N, 0.5)
-)
-"""A seed with which the same half takes part in two rounds, and another in the third."""
-
-
-@pytest.mark.parametrize(("participation", "seed"), [(0.5, SEED), (0.5, STAYS), (1.0, SEED)])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("name", "classes"), [("linear", None), ("waves", 3), ("monomials", 3)])
-def test_conjugate_gradients(name, classes, participation, seed):
-    """Preconditioned by P; a new cohort asks for its own gradient, and directions start anew."""
+def test_conjugate_gradients(name, classes, how):
+    """Preconditioned by P, with averages over all clients."""
     clients, outputs, phi, y = prepared(name, classes)
     s = Systems(phi, y, outputs, REG)
     b = s.mean(lambda j: s.b[j], EVERYBODY)
     w = s.mean(lambda j: s.local[j], EVERYBODY)
     r = b - s.mean(lambda j, w=w: s.H[j] @ w, EVERYBODY)
     scale = np.maximum(np.linalg.norm(b, axis=0), np.linalg.norm(r, axis=0))
-    p, rz, before = np.zeros_like(w), np.zeros(outputs), EVERYBODY
+    p, rz = np.zeros_like(w), np.zeros(outputs)
     algorithm = fd.FedNewton(MAPS[name], REG, solver="cg")
-    for t in range(1, ROUNDS + 1):
-        who = twins.cohort(seed, t, N, participation)
-        if who != before:
-            r = s.mean(lambda j, w=w: s.b[j] - s.H[j] @ w, who)
-            p, rz = np.zeros_like(w), np.zeros(outputs)
-        before = who
-        z = s.mean(lambda j, r=r: np.linalg.solve(s.H[j], r), who)
+    for run in after_iterations(algorithm, clients, classes, HOW[how]):
+        z = s.mean(lambda j, r=r: np.linalg.solve(s.H[j], r), EVERYBODY)
         new = (r * z).sum(0)
         p = z + np.where(rz > 0, new / np.where(rz > 0, rz, 1), 0) * p
-        q = s.mean(lambda j, p=p: s.H[j] @ p, who)
+        q = s.mean(lambda j, p=p: s.H[j] @ p, EVERYBODY)
         alpha = new / (p * q).sum(0)
         w, r, rz = w + alpha * p, r - alpha * q, new
-        run = twins.run(algorithm, clients, t, classes, seed=seed, participation=participation)
         for what, want in (("w", w), ("p", p), ("rz", rz), ("scale", scale)):
-            twins.near(run.state[what], want, 1e-8, f"{what} after round {t}")
+            twins.near(run.state[what], want, 1e-8, what)
         np.testing.assert_allclose(run.state.r.numpy(), r, rtol=1e-8, atol=1e-10 * scale.max())
-        name_of = "residual" if participation == 1 else "cohort_residual"
-        twins.near(run.records.rows[-1][name_of], (np.linalg.norm(r, axis=0) / scale).max(), 1e-6)
-
-
-@pytest.mark.parametrize("solver", ["newton", "cg"])
-@pytest.mark.parametrize(("name", "classes"), [("linear", None), ("waves", 3)])
-def test_late_messages(name, classes, solver):
-    """Gradients at the w, directions of the g (products with the p) that had reached each client;
-    "cg" starts anew every round.
-    """
-    clients, outputs, phi, y = prepared(name, classes)
-    s, delays = Systems(phi, y, outputs, REG), twins.Delays()
-    w = s.mean(lambda j: s.local[j], EVERYBODY)
-    sent = {"w": {}, "g": {}, "p": {}}
-    algorithm = fd.FedNewton(MAPS[name], REG, solver=solver)
-    for t in range(1, 5):
-        came = [(j, v) for j, _, v in delays.arriving(t)]
-        sent["w"][t] = w
-        g = s.mean(lambda j, v: s.H[j] @ sent["w"][v] - s.b[j], came)
-        sent["g"][t] = -g if solver == "cg" else g
-        d = s.mean(lambda j, v: np.linalg.solve(s.H[j], sent["g"][v]), came)
-        if solver == "newton":
-            w = w - d
-        else:
-            r, p = -g, d
-            sent["p"][t] = p
-            q = s.mean(lambda j, v: s.H[j] @ sent["p"][v], came)
-            new, curve = (r * p).sum(0), (p * q).sum(0)
-            alpha = np.where(curve > 0, new / np.where(curve > 0, curve, 1), 0)
-            w = w + alpha * p
-        run = twins.run(algorithm, clients, t, classes, seed=SEED, engine=delays.engine)
-        twins.near(run.state.w, w, 1e-8, f"w after round {t}")
+        row = run.records.rows[-1]
+        twins.near(row["residual"], (np.linalg.norm(r, axis=0) / scale).max(), 1e-6)
 
 
 # -- other losses (Remark 4) -----------------------------------------------------------------------
@@ -257,23 +238,21 @@ def conjugate(H, right, steps):
     return x
 
 
-def newton(algorithm, clients, classes, objectives, rows, participation, steps=None):
+def newton(algorithm, clients, classes, objectives, rows, how, steps=None):
     w, last = np.zeros((objectives[0].phi.shape[1], objectives[0].k)), 1.0
-    for t in range(1, ROUNDS + 1):
-        who = twins.cohort(SEED, t, N, participation)
-        weight = rows[who] / rows[who].sum()
-        g = sum(p * objectives[j].gradient(w) for p, j in zip(weight, who, strict=True))
-        d = sum(p * objectives[j].solve(w, g, steps) for p, j in zip(weight, who, strict=True))
+    weight = rows / rows.sum()
+    for run in after_iterations(algorithm, clients, classes, how, passes=3):
+        g = sum(p * f.gradient(w) for p, f in zip(weight, objectives, strict=True))
+        d = sum(p * f.solve(w, g, steps) for p, f in zip(weight, objectives, strict=True))
         tried = [last * size for size in STEPS]
         found = [
-            sum(p * objectives[j].value(w - size * d) for p, j in zip(weight, who, strict=True))
+            sum(p * f.value(w - size * d) for p, f in zip(weight, objectives, strict=True))
             for size in tried
         ]
         best = int(np.argmin(found))
         assert best > 0
         w, last = w - tried[best] * d, tried[best]
-        run = twins.run(algorithm, clients, t, classes, seed=SEED, participation=participation)
-        twins.near(run.state.w, w, 1e-8, f"w after round {t}")
+        twins.near(run.state.w, w, 1e-8, "w")
         assert run.state.step == tried[best]
         row = run.records.rows[-1]
         twins.near(
@@ -286,16 +265,16 @@ def newton(algorithm, clients, classes, objectives, rows, participation, steps=N
 LOSSES = [("logistic", 3), ("cross_entropy", 3), ("huber", None), ("huber", 3), ("logistic", 2)]
 
 
-@pytest.mark.parametrize("participation", [0.5, 1.0])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("loss", "classes"), LOSSES)
-def test_other_losses(loss, classes, participation):
+def test_other_losses(loss, classes, how):
     """With so little regularization that the steps taken are 1/8 to 1/2, each relative to the one
     before.
     """
     clients, outputs, phi, y = prepared("linear", classes)
     objectives = [Objective(loss, p, t, outputs, 0.02) for p, t in zip(phi, y, strict=True)]
     algorithm = fd.FedNewton(MAPS["linear"], 0.02, loss=loss, delta=DELTA)
-    newton(algorithm, clients, classes, objectives, np.array(twins.SIZES, float), participation)
+    newton(algorithm, clients, classes, objectives, np.array(twins.SIZES, float), HOW[how])
 
 
 @pytest.mark.parametrize(("loss", "classes"), LOSSES[:3])
@@ -306,7 +285,8 @@ def test_directions_that_are_not_exact(loss, classes):
     clients, outputs, phi, y = prepared("monomials", classes)
     objectives = [Objective(loss, p, t, outputs) for p, t in zip(phi, y, strict=True)]
     algorithm = fd.FedNewton(MAPS["monomials"], REG, loss=loss, delta=DELTA, inner=2)
-    newton(algorithm, clients, classes, objectives, np.array(twins.SIZES, float), 0.5, steps=2)
+    rows = np.array(twins.SIZES, float)
+    newton(algorithm, clients, classes, objectives, rows, HOW["half"], steps=2)
 
 
 def test_steps_follow_the_docstring():

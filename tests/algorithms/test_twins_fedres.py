@@ -56,20 +56,28 @@ def value(loss, z, y):
     return ((z - y) ** 2 if loss == "squared" else np.log1p(np.exp(-y * z))).sum(1).mean()
 
 
+def theorem_step(c):
+    """The eta of Appendix B."""
+    first = math.sqrt(c.norm**2 / (c.rounds * c.clients * c.deviation**2))
+    late = c.smoothness * c.clients**3 * c.gradient**2 * c.delay**2 * c.rounds
+    return min(first, (c.norm**2 / late) ** (1 / 3)) if c.delay else first
+
+
 class Learner:
     """Parameters that move by a schedule and stay in a ball."""
 
-    def __init__(self, shape, eta, schedule, radius):
+    def __init__(self, shape, eta, schedule, radius, forget=1.0):
         self.w, self.squares = np.zeros(shape), np.zeros(shape)
-        self.eta, self.schedule, self.radius = eta, schedule, radius
+        self.eta, self.schedule, self.radius, self.forget = eta, schedule, radius, forget
 
     def move(self, g, t):
         """One step, the t-th, t from 1."""
         if self.schedule == "adagrad":
-            self.squares = self.squares + g**2
+            self.squares = self.forget * self.squares + g**2
             step = self.eta * g / np.sqrt(np.where(self.squares > 0, self.squares, 1))
         else:
-            step = self.eta * g / (math.sqrt(t) if self.schedule == "sqrt" else 1)
+            rounds = sum(self.forget**s for s in range(t))
+            step = self.eta * g / (math.sqrt(rounds) if self.schedule == "sqrt" else 1)
         self.w = self.w - step
         norm = np.sqrt((self.w**2).sum())
         if self.radius is not None and norm > self.radius:
@@ -85,9 +93,11 @@ class Twin:
     def __init__(self, a, parts, participation=1.0, delays=None):
         self.a, self.parts, self.p, self.delays = a, parts, participation, delays
         m = parts[0][2].shape[1]
-        self.server = Learner((m, parts[0][0].shape[1]), a.step, a.schedule, a.radius)
+        how, same = (a.schedule, a.radius, a.forget), a.theorem and theorem_step(a.theorem)
         eta = a.step if a.local_step is None else a.local_step
-        self.local = [Learner((m, part[1].shape[1]), eta, a.schedule, a.radius) for part in parts]
+        self.server = Learner((m, parts[0][0].shape[1]), same or a.step, *how)
+        self.local = [Learner((m, part[1].shape[1]), same or eta, *how) for part in parts]
+        self.range = [(np.zeros(m), np.zeros(m)) for _ in parts]
         self.global_learns, self.local_learns = (
             a.global_model is not None,
             a.local_model is not None,
@@ -96,12 +106,14 @@ class Twin:
         self.at = [{} for _ in range(N)]  # the number of a client's round, by round of the run
         self.loss, self.t, self.sent = np.zeros(N), 0, {}
 
-    def gradients(self, i, w, own, rows):
+    def gradients(self, i, w, own, rows, seen):
         x_g, x_l, y = (v[rows] for v in self.parts[i])
-        s = slope(
-            self.a.loss, self.global_learns * x_g @ w.T + self.local_learns * x_l @ own.T, y
-        ) / len(rows)
+        z = self.global_learns * x_g @ w.T + self.local_learns * x_l @ own.T
+        s = slope(self.a.loss, self.clipped(z, seen), y) / len(rows)
         return s.T @ x_g, s.T @ x_l
+
+    def clipped(self, z, seen):
+        return np.clip(z, *seen) if self.a.clip_predictions else z
 
     def round(self):
         self.t += 1
@@ -112,11 +124,13 @@ class Twin:
             n = len(self.pairs[i])
             rows = [(n * b + k) % len(self.parts[i][2]) for k in range(b)]
             w = self.sent[self.delays.version(t, i) if self.delays else t]
-            self.pairs[i].append((w, self.local[i].w, rows))
+            labels, (low, high) = self.parts[i][2][rows], self.range[i]
+            self.range[i] = np.minimum(low, labels.min(0)), np.maximum(high, labels.max(0))
+            self.pairs[i].append((w, self.local[i].w, rows, self.range[i]))
             self.at[i][t] = n
             x_g, x_l, y = (v[rows] for v in self.parts[i])
             z = self.global_learns * x_g @ w.T + self.local_learns * x_l @ self.local[i].w.T
-            self.loss[i] += value(a.loss, z, y)
+            self.loss[i] += value(a.loss, self.clipped(z, self.range[i]), y)
             trip = self.delays.up[i] + self.delays.down[i] if self.delays else 0
             late = n - trip if a.rule == "aligned" and self.global_learns else n
             g = (
@@ -131,10 +145,9 @@ class Twin:
             return
         total = 0
         for i, made, _ in came:
-            w, own, rows = self.pairs[i][self.at[i][made]]
+            w, *rest = self.pairs[i][self.at[i][made]]
             total = (
-                total
-                + self.gradients(i, self.server.w if a.rule == "misaligned" else w, own, rows)[0]
+                total + self.gradients(i, self.server.w if a.rule == "misaligned" else w, *rest)[0]
             )
         self.server.move(total, t)
 
@@ -201,6 +214,25 @@ VARIANTS = {
         "send": "gradient",
     },
     "ball": {"schedule": "constant", "step": 0.37, "local_step": 0.29, "radius": 0.61},
+    "clip": {"schedule": "adagrad", "step": 1.37, "local_step": 2.3, "clip_predictions": True},
+    "clip gradient": {
+        "schedule": "constant",
+        "step": 0.037,
+        "local_step": 0.11,
+        "clip_predictions": True,
+        "send": "gradient",
+        "batch_size": 2,
+    },
+    "forget": {"schedule": "adagrad", "step": 0.37, "local_step": 0.23, "forget": 0.83},
+    "forget sqrt": {"schedule": "sqrt", "step": 0.037, "local_step": 0.073, "forget": 0.61},
+    "theorem": {
+        "schedule": "theorem2",
+        "theorem": fd.fedres.Theorem2(7, 3, 0.83, 3.1, 1.7, 0.9),
+    },
+    "theorem, late": {
+        "schedule": "theorem2",
+        "theorem": fd.fedres.Theorem2(7, 3, 0.83, 0.9, 1.7, 0.9, 2),
+    },
     "ball adagrad": {
         "schedule": "adagrad",
         "step": 0.37,
@@ -230,6 +262,8 @@ def test_half_of_the_clients(variant):
         (3, "logistic", "batches"),
         (2, "squared", "batches gradient"),
         (3, "squared", "ball"),
+        (3, "squared", "clip"),
+        (2, "squared", "clip gradient"),
     ],
 )
 def test_losses_of_labels(kind, loss, variant):
@@ -250,7 +284,7 @@ def test_one_model_alone(missing):
 
 
 @pytest.mark.parametrize("rule", ["aligned", "asymmetric", "misaligned"])
-@pytest.mark.parametrize("variant", ["constant", "adagrad", "ball", "batches"])
+@pytest.mark.parametrize("variant", ["constant", "adagrad", "ball", "batches", "clip", "forget"])
 def test_rules_under_delay(variant, rule):
     algorithm = fd.FedRes(**COLUMNS, rule=rule, **VARIANTS[variant])
     compare(algorithm, DATA[None], delays=twins.Delays(), rounds=5)

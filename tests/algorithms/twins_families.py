@@ -109,6 +109,31 @@ class Delays:
         return fd.Delayed(up=self.up, down=self.down)
 
 
+def pass_ends(seed, began, n, participation=1.0, delays=None):
+    """The round in which all clients have answered what was first asked in round `began`: client i
+    is asked in the first round in which it takes part and that broadcast has reached it.
+    """
+    up, down = ((0,) * n, (0,) * n) if delays is None else (delays.up, delays.down)
+    ends = []
+    for i in range(n):
+        t = began + down[i]
+        while i not in cohort(seed, t, n, participation):
+            t += 1
+        ends.append(t + up[i])
+    return max(ends)
+
+
+def iterations_end(count, passes, seed, n, participation=1.0, delays=None):
+    """The rounds in which iterations of some passes, one after the other, are complete."""
+    ends, t = [], 0
+    for _ in range(count):
+        t += 1
+        for _ in range(passes):
+            t = pass_ends(seed, t, n, participation, delays)
+        ends.append(t)
+    return ends
+
+
 # -- runs ------------------------------------------------------------------------------------------
 
 

@@ -9,21 +9,25 @@ import torch
 from torch import Tensor
 
 from foedus.base.tree import State
-from foedus.core.clients import Clients
+from foedus.core.passes import Passes
+
+PROMISE = "solver='cg', which converges at the same cost a round, or"
+NO_PROMISE = "full precision and plain averages over all clients with solver='cg', or"
 
 
 class DivergenceWarning(UserWarning):
     """The plain Newton iteration will not converge on this federation."""
 
 
-def foresee(reg: float, clients: Clients, state: State, g: Tensor) -> bool:
+def foresee(reg: float, passes: Passes, state: State, g: Tensor) -> bool:
     """Warn, once, when the last two gradients prove that an eigenvalue of P H is above 2; whether a
     warning has been given.
     """
     if "g" not in state or state.warned:
         return state.get("warned", False)
-    proof = ""
-    if len(clients) == clients.total and not clients.rounded:
+    proof, clients = "", passes.clients
+    exact = passes.everyone and not clients.rounded
+    if exact:
         before, d = state.g.double(), state.d.double()
         right = (before * d).sum(0)
         quotient = (
@@ -44,8 +48,7 @@ def foresee(reg: float, clients: Clients, state: State, g: Tensor) -> bool:
     if proof:
         warnings.warn(
             f"round {clients.round}: FedNewton(solver='newton') diverges on this federation: "
-            f"{proof}. Use solver='cg', which "
-            f"converges at the same cost a round, or a larger reg than {reg:g}",
+            f"{proof}. Use {PROMISE if exact else NO_PROMISE} a larger reg than {reg:g}",
             DivergenceWarning,
             stacklevel=5,
         )

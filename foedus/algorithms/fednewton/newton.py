@@ -22,13 +22,15 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from foedus.algorithms.fednewton import conjugate
 from foedus.algorithms.fednewton.divergence import foresee
 from foedus.algorithms.fednewton.regression import FeatureRegression
 from foedus.base.rows import Rows
 from foedus.base.spec import Spec
-from foedus.base.tree import State
+from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Client
 from foedus.core.clients import Clients
+from foedus.core.passes import Passes, iterate
 from foedus.core.predictor import Predictor
 from foedus.errors import ConfigError, shown
 from foedus.export.forms import OnFeatures
@@ -55,32 +57,35 @@ class FedNewton(FeatureRegression):
     minus 1. Few local rows or strong heterogeneity make it larger. A `DivergenceWarning` comes as
     soon as the gradients of the run prove divergence, in its second round at the earliest: the
     Rayleigh quotient d^T H d / g^T d of d = P g is a lower bound of that eigenvalue (minus 1:
-    `radius` in the history), and H d is the difference of two gradients. `fd.diagnose` tells
-    beforehand.
+    `radius` in the history), and H d is the difference of two gradients. `fd.diagnose` measures
+    the rate before a run.
 
-    `solver="cg"` does not diverge and asks as much of the clients in a round, one local solution
-    and one product: conjugate gradients on H w = b preconditioned by P, column by column. The
-    H-norm of every column's error falls in every round, and after at most M rounds it is 0 in exact
-    arithmetic.
+    `solver="cg"` does not diverge and asks as much of the clients in an iteration, one local
+    solution and one product: conjugate gradients on H w = b preconditioned by P, column by column
+    (`foedus.algorithms.fednewton.conjugate`). The H-norm of every column's error falls in every
+    iteration, and after at most M iterations it is 0 in exact arithmetic. Its start also brings b
+    (one more vector up) and H w (one down, one up). A column whose residual is at most `tol` |b|
+    has converged and is no longer sent. With quantized replies (`fd.run(quantise=)`) the recursive
+    residual drifts from the true one: every fifth round then asks for the gradient (a third
+    exchange) and restarts.
 
-        server: r    client j: H_j^-1 r    server: z = sum_j p_j H_j^-1 r
-                                           beta = r^T z / (r^T z of before),  p <- z + beta p
-        server: p    client j: H_j p       server: q = sum_j p_j H_j p,  alpha = r^T z / p^T q
-                                           w <- w + alpha p,  r <- r - alpha q
+    Partial participation and late replies. Lines 6 and 8 are averages over all clients, at one w.
+    An average over a cohort leads to the cohort's solution, another one each round. With gradients
+    that are D rounds late, a component of the error with the eigenvalue mu of P H follows
 
-    Its start also brings b (one more vector up) and H w (one down, one up). A column whose residual
-    is at most `tol` |b| has converged and is no longer sent. With quantized replies
-    (`fd.run(quantise=)`) the recursive residual drifts from the true one: every fifth round then
-    asks for the gradient (a third exchange) and restarts.
+        e_{t+1} = e_t - s mu e_{t-D},   stable if and only if  s mu < 2 sin(pi / (4 D + 2)),
 
-    Partial participation: the averages are over the cohort. For "newton" that is a step towards the
-    solution of the cohort's rows, so that w keeps moving about the solution of all rows. For "cg",
-    conjugacy does not carry over from one system to another: when the cohort changes, its own
-    gradient is asked for (a third exchange in that round) and the directions restart; each round is
-    then an exact line search on the cohort's objective, and the history has `cohort_residual`. It
-    is the same where messages are late (`fd.Delayed`), since conjugacy needs replies of one round;
-    "newton" then takes full steps on late gradients, which overshoot: a delay of one round puts
-    even a perfect preconditioner at the limit of stability.
+    (the roots of z^{D+1} = z^D - s mu leave the unit circle at z = exp(i pi / (2 D + 1))), so full
+    steps, s = 1, do not converge for D >= 1 even with a perfect P = H^-1, and conjugate gradients
+    lose conjugacy. So an average is a full pass (`foedus.core.passes`): each client is asked once,
+    and w stays until all have answered. The iterates are those of full participation without
+    delays, and all that is said above holds for any cohorts and delays. An iteration costs the same
+    bytes, and about 2 ln(N) / p rounds with a part p of N clients in a round, or 2 D + 1 rounds
+    with a round trip of D. Where all messages are equally late, waiting is no loss: in T rounds at
+    most T / (2 D) products with P H can be made, so every method that builds w from them, such as
+    damped steps on late gradients, with or without a memory of older ones, has an error q(P H) e_0
+    with a polynomial q of that degree and q(0) = 1. That of conjugate gradients has the smallest
+    H-norm of all of them.
 
     Other losses (Remark 4), "newton" only, are those with a known second derivative: "logistic"
     (one class against the rest), "cross_entropy" (softmax), "huber" (its curvature is that of
@@ -88,8 +93,8 @@ class FedNewton(FeatureRegression):
     start at 0, Hessians are those at w, a local system of at most `curvature.DIRECT` unknowns, and
     no more than the client has rows, is factorized and a larger one solved inexactly by conjugate
     gradients without forming it. A third exchange evaluates the clients' objectives at twelve steps
-    along d, from 0 to 4 times the last one that was taken, and the best is taken: with full
-    participation, the objective never rises.
+    along d, from 0 to 4 times the last one that was taken, and the best is taken: the objective
+    never rises.
 
     Args:
         loss: "squared", or another loss with a known second derivative.
@@ -225,90 +230,37 @@ class FedNewton(FeatureRegression):
             )
         if self.solver == "newton":
             return super().start(clients)
-        first = clients.mean(self.begin)
-        r = first["b"] - clients.mean(self.product, v=first["w"])
-        # Residuals are measured against b; against the first of them where b is all but 0.
-        scale = torch.maximum(first["b"].norm(dim=0), r.norm(dim=0)).double()
-        clients.log(residual=_largest(r, scale))
-        zero = torch.zeros_like(r)
-        return State(
-            w=first["w"],
-            spec=clients.spec,
-            r=r,
-            p=zero,
-            rz=zero[0],
-            scale=scale,
-            cohort=clients.ids,
-        )
+        return conjugate.begin(self.begin, self.product, clients)
+
+    def begin_at(self, state: State, w: Tree) -> State:
+        """With the model of another run; conjugate gradients then ask for its residual."""
+        state = super().begin_at(state, w)
+        return state.replace(cohort=state.cohort[:0]) if "cohort" in state else state
 
     def round(self, clients: Clients, state: State) -> State:
+        return iterate(self.iteration, clients, state)
+
+    def iteration(self, passes: Passes, state: State) -> State:
+        """Lines 5 to 8; all averages are over all clients."""
         if self.solver == "cg":
-            return self._conjugate(clients, state)
-        g = clients.mean(self.gradient, w=state.w)  # lines 5, 6
-        d = clients.mean(self.direction, g=g)  # line 7
-        clients.log(gradient=g.norm())
+            steps = (self.gradient, self.direction, self.product)
+            return conjugate.iterate(*steps, self.tol, passes, state)
+        g = passes.mean(self.gradient, w=state.w)  # lines 5, 6
+        d = passes.mean(self.direction, g=g)  # line 7
         if not self.quadratic:
-            return self._searched(clients, state, d)
-        warned = foresee(self.reg, clients, state, g)
+            return self._searched(passes, state, g, d)
+        passes.clients.log(gradient=g.norm())
+        warned = foresee(self.reg, passes, state, g)
         first = state.get("first", float(g.norm()))
         return state.replace(w=state.w - d, g=g, d=d, warned=warned, first=first)  # line 8
 
-    def _searched(self, clients: Clients, state: State, d: Tensor) -> State:
+    def _searched(self, passes: Passes, state: State, g: Tensor, d: Tensor) -> State:
         """Line 8 with the best of some steps along d."""
-        objectives = clients.mean(self.search, d=d, last=state.step)
+        objectives = passes.mean(self.search, d=d, last=state.step)
         best = int(objectives.argmin())
         if objectives[0] - objectives[best] <= 1e-12 * objectives[0].abs():  # no more than rounding
             best = 0
         step = state.step * self.steps[best]
-        clients.log(objective=objectives[best], step=step)
+        passes.clients.log(gradient=g.norm(), objective=objectives[best], step=step)
         # Where none was any good, the next ones to be tried are smaller.
         return state.replace(w=state.w - step * d, step=step or state.step * self.steps[-1])
-
-    def _conjugate(self, clients: Clients, state: State) -> State:
-        w, r, p, rz = state.w.clone(), state.r, state.p, state.rz
-        late = not clients.punctual
-        if (
-            late
-            or not torch.equal(clients.ids, state.cohort)
-            or (clients.rounded and clients.round % 5 == 0)
-        ):
-            r, p, rz = (
-                -clients.mean(self.gradient, w=state.w),
-                torch.zeros_like(p),
-                torch.zeros_like(rz),
-            )
-        r, p, rz = r.clone(), p.clone(), rz.clone()
-        tol = max(self.tol, 4 * torch.finfo(r.dtype).eps)
-        open_ = torch.nonzero((r.norm(dim=0) > tol * state.scale) | late).flatten()
-        if len(open_):
-            z = clients.mean(self.direction, g=r[:, open_])
-            new = (r[:, open_] * z).sum(0)
-            beta = torch.where(rz[open_] > 0, new / rz[open_], 0)
-            p[:, open_] = z + beta * p[:, open_]
-            q = clients.mean(self.product, v=p[:, open_])
-            curve = (p[:, open_] * q).sum(0)
-            alpha = torch.where(curve > 0, new / curve, 0)
-            w[:, open_] += alpha * p[:, open_]
-            r[:, open_] -= alpha * q
-            rz[open_] = new
-        clients.log(
-            **{
-                "residual" if len(clients) == clients.total else "cohort_residual": _largest(
-                    r, state.scale
-                )
-            }
-        )
-        # Where somebody has failed to answer, the next round starts anew as well.
-        return state.replace(
-            w=w,
-            r=r,
-            p=p,
-            rz=rz,
-            cohort=clients.ids if clients.answered is None else clients.answered,
-        )
-
-
-def _largest(r: Tensor, scale: Tensor) -> float:
-    """The largest residual of a column, relative to its right-hand side."""
-    some = scale > 0
-    return float((r.norm(dim=0).double()[some] / scale[some]).max()) if bool(some.any()) else 0.0

@@ -10,6 +10,7 @@ from foedus.algorithms.fedres.online import Hub, Site
 from foedus.algorithms.fedres.regret import Regret, regret
 from foedus.algorithms.fedres.rollouts import rollouts
 from foedus.algorithms.fedres.sgd import FedRes
+from foedus.algorithms.fedres.theorem import Theorem2
 
 __all__ = [
     "FedRes",
@@ -19,6 +20,7 @@ __all__ = [
     "Hub",
     "Regret",
     "Site",
+    "Theorem2",
     "regret",
     "rollouts",
 ]

@@ -95,6 +95,8 @@ class FedResBandit(FedRes):
             raise ConfigError(
                 "a bandit needs loss='squared', batch_size=1 and local models of one kind"
             )
+        if self.clip_predictions:
+            raise ConfigError("clip_predictions=True: a bandit does not clip expected rewards")
         if self.explore == "epsilon" and self.every is None and self.horizon is None:
             raise ConfigError(
                 "explore='epsilon' needs every=, the rounds between two explorations, or horizon=, "

@@ -277,6 +277,8 @@ class Hub:
             else torch.zeros(1, self.spec.outputs)
         )
         form = {"x": torch.zeros(1, *spec.shape), "y": y}
+        if self.algorithm.clip_predictions:
+            form |= {"low": torch.zeros(spec.outputs), "high": torch.zeros(spec.outputs)}
         return (
             form
             if self.algorithm.local_model is None

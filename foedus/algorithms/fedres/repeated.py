@@ -118,6 +118,10 @@ class Study:
             )
             outputs = part_spec(self.spec, None).outputs
             self.spoken = torch.zeros(many, int(self.up.max()) + 1, a.batch_size, outputs)
+            self.ranges = torch.zeros(2, many, int(self.up.max()) + 1, outputs)
+        if a.clip_predictions:
+            zero = torch.zeros(many, part_spec(self.spec, None).outputs)
+            self.state |= {"low": zero, "high": zero.clone()}
 
     def round(self, t: int) -> dict[str, Any]:
         a, before, seen = self.algorithm, self.state["loss"], None
@@ -153,11 +157,17 @@ class Study:
             here, many = made.clamp(min=1), torch.arange(len(self.up))
             if a.local_model is not None:
                 self.spoken[:, t % self.spoken.shape[1]] = sent["local"]
+            place, when = t % self.spoken.shape[1], here % self.spoken.shape[1]
+            bounds: dict[str, Tensor] = {}
+            if a.clip_predictions:
+                self.ranges[0, :, place], self.ranges[1, :, place] = sent["low"], sent["high"]
+                bounds = dict(zip(("low", "high"), self.ranges[:, many, when], strict=True))
             rows = stream(here - 1, self.index, self.count, a.batch_size)
             sent = {
                 "x": part(take(self.x, rows).float(), a.shared, 2),
                 "y": take(self.y, rows),
-                "local": self.spoken[many, here % self.spoken.shape[1]],
+                "local": self.spoken[many, when],
+                **bounds,
             }
         if a.rule == "misaligned":
             assert self.w is not None

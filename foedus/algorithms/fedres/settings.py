@@ -45,6 +45,20 @@ def check_parts(settings: FedRes, spec: Spec) -> None:
             check_fits(name, model, part_spec(spec, columns))
 
 
+def check_schedule(settings: FedRes) -> None:
+    """Raise where the schedule needs another setting, or has no use for it."""
+    if (settings.schedule == "theorem2") != (settings.theorem is not None):
+        raise ConfigError(
+            "schedule='theorem2' needs theorem=fd.fedres.Theorem2(...), the constants of its bound"
+            "; other schedules do not use it"
+        )
+    if settings.forget != 1 and settings.schedule in ("constant", "theorem2"):
+        raise ConfigError(
+            f"forget={settings.forget:g} has no effect on schedule={settings.schedule!r}, whose "
+            "steps do not fall; use 'adagrad' or 'sqrt'"
+        )
+
+
 def check_ids(settings: FedRes, ids: list[int]) -> None:
     """Raise where a mapping has no entry for some client."""
     for name in ("local_model", "private"):

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from foedus.algorithms.fedres.pair import (
@@ -32,8 +32,9 @@ from foedus.algorithms.fedres.pair import (
     targets,
     union,
 )
-from foedus.algorithms.fedres.settings import check_ids, check_parts
-from foedus.algorithms.fedres.step import act_batched, descended, in_range, log_tally
+from foedus.algorithms.fedres.settings import check_ids, check_parts, check_schedule
+from foedus.algorithms.fedres.step import act_batched, clipped, descended, in_range, log_tally
+from foedus.algorithms.fedres.theorem import Theorem2
 from foedus.base import random, tree
 from foedus.base.columns import Columns
 from foedus.base.settings import check_settings
@@ -87,11 +88,21 @@ class FedRes(Algorithm):
         private: The columns of the local features, or {client id: columns}; `None`: all.
         step: eta.
         local_step: eta_i; `None`: `step`.
-        schedule: "constant", "sqrt" (eta / sqrt t) or "adagrad" (by coordinate, eta / sqrt of the
-            sum of squared gradients; Vowpal Wabbit's --adaptive).
+        schedule: "constant", "sqrt" (eta / sqrt t), "adagrad" (by coordinate, eta / sqrt of the sum
+            of squared gradients; Vowpal Wabbit's --adaptive), or "theorem2", for both models the
+            step of `theorem`.
+        theorem: The constants of Theorem 2, for schedule="theorem2".
+        forget: Factor by which what was seen a round ago counts less, for streams that drift: the
+            sum of squared gradients of "adagrad", or t of "sqrt", as sum_s forget^(t-s). 1 forgets
+            nothing, and steps go to 0; below 1 they do not.
+        clip_predictions: Whether the gradient is taken at the prediction clipped to the smallest
+            interval with 0 and the labels that the client has seen, as by Vowpal Wabbit, so that
+            large steps are safe. `online_loss` is that of clipped predictions; test rows are
+            predicted unclipped.
         batch_size: Rows in a round, of which the loss is averaged (Section 4).
         radius: D; `None`: no ball.
-        rule: "aligned", or for comparison "misaligned" or "asymmetric".
+        rule: "aligned"; or "misaligned", all that a server can do that keeps no old weights, such
+            as Vowpal Wabbit; or "asymmetric", for comparison.
         send: "rows", as in (8): the server sees x^g, y and the local prediction of every row; or
             "gradient": the client computes grad^g_{i,t} itself, and only the sum over clients is
             needed. The same numbers; only "misaligned" needs rows.
@@ -114,12 +125,15 @@ class FedRes(Algorithm):
     private: Columns | Mapping[int, Columns] = None
     step: Annotated[float, Gt(0)] = 0.1
     local_step: Annotated[float, Gt(0)] | None = None
-    schedule: Literal["constant", "sqrt", "adagrad"] = "adagrad"
+    schedule: Literal["constant", "sqrt", "adagrad", "theorem2"] = "adagrad"
     batch_size: Annotated[int, Ge(1)] = 1
     radius: Annotated[float, Gt(0)] | None = None
     rule: Literal["aligned", "asymmetric", "misaligned"] = "aligned"
     send: Literal["rows", "gradient"] = "rows"
     measure_every: Annotated[int, Ge(0)] = 1
+    theorem: Theorem2 | None = field(default=None, kw_only=True)
+    forget: Annotated[float, Gt(0), Le(1)] = field(default=1.0, kw_only=True)
+    clip_predictions: bool = field(default=False, kw_only=True)
 
     personal: ClassVar[bool] = True
     remedy: ClassVar[str] = "try a smaller step, schedule='adagrad', or a radius"
@@ -132,6 +146,7 @@ class FedRes(Algorithm):
                 "rule='misaligned' needs send='rows': a client cannot know the model that the "
                 "server has by then"
             )
+        check_schedule(self)
         each = {
             "global_model": None if self.global_model is None else model_of(self.global_model),
             "local_model": by_id("local_model", self.local_model, model_of),
@@ -194,6 +209,9 @@ class FedRes(Algorithm):
     def init(self, client: Client) -> dict[str, Tree]:
         rounds, loss = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
         state: dict[str, Tree] = {"t": rounds, "loss": loss}
+        if self.clip_predictions:
+            zero = torch.zeros(part_spec(client.spec, None).outputs)
+            state |= {"low": zero, "high": zero.clone()}
         if self.global_model is not None:
             spec = part_spec(client.spec, self.shared)
             state["seen"] = self.global_model.init(spec, client.shared)
@@ -292,13 +310,17 @@ class FedRes(Algorithm):
         """grad^g_{i,s} of each client from what it sent: all with a leading client dimension."""
         x, y = sent["x"], targets(sent["y"], spec)
         local = y if self.local_model is None else sent["local"]
-        if y.shape[:2] != x.shape[:2] or local.shape != y.shape:
+        range_ = [sent[k].shape for k in ("low", "high") if k in sent]
+        fits = all(shape == y[:, 0].shape for shape in range_)
+        if y.shape[:2] != x.shape[:2] or local.shape != y.shape or not fits:
             shapes = ", ".join(f"{k} {tuple(v.shape[1:])}" for k, v in sent.items())
             raise ReplyError(f"replies do not fit together: {shapes}")
         assert self.global_model is not None
         z, pull = forward(self.global_model, w, x)
         if self.local_model is not None:
             z = z + local
+        if self.clip_predictions:
+            z = clipped(z, sent)
         return pull(slope(self.loss, z, y) / x.shape[1])
 
     def predictor(self, state: State) -> Predictor | None:

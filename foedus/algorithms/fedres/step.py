@@ -68,6 +68,10 @@ def act(
     if model is not None:
         z_l, pull_l = forward(model, state["local"], part(x, columns, 2))
         z = z + z_l
+    if algorithm.clip_predictions:
+        new["low"] = torch.minimum(state["low"], target.amin(1))
+        new["high"] = torch.maximum(state["high"], target.amax(1))
+        z = clipped(z, new)
     new["loss"] = state["loss"] + value(algorithm.loss, z, target).mean(1)
     s = slope(algorithm.loss, z, target)
     s = s / b if b > 1 else s
@@ -81,6 +85,8 @@ def act(
             }
             if model is not None:
                 reply["local"] = z_l
+            if algorithm.clip_predictions:
+                reply |= {"low": new["low"], "high": new["high"]}
     if model is not None:
         g = pull_l(s)
         if "waiting" in state:
@@ -105,6 +111,11 @@ def act_batched(args: dict[str, Tree], shared: tuple) -> Tree:
 def by_client(values: Tensor, like: Tensor) -> Tensor:
     """One value for each client (or for all), in the shape of its parameters."""
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
+
+
+def clipped(z: Tensor, range_: Tree) -> Tensor:
+    """Predictions (c, b, m) within each client's interval of 0 and the labels it has seen."""
+    return z.clamp(range_["low"].unsqueeze(1), range_["high"].unsqueeze(1))
 
 
 def late(waiting: Params, g: Params, t: Tensor, lag: Tensor, own: bool) -> tuple[Params, Params]:
@@ -143,6 +154,11 @@ def in_range(replies: Tree, name: str, most: int | None) -> dict[int, str]:
     )
 
 
+def counted(t: Tensor, forget: float) -> Tensor:
+    """sum_s forget^(t-s) over rounds s = 0 ... t: t + 1, if nothing is forgotten."""
+    return t + 1 if forget == 1 else (1 - forget ** (t + 1.0)) / (1 - forget)
+
+
 def descended(
     settings: FedRes,
     w: Params,
@@ -155,16 +171,19 @@ def descended(
     """One step of the schedule, and the projection; parameters with `batch` leading dimensions."""
     if settings.schedule == "adagrad":
         assert squares is not None
+        if settings.forget != 1:
+            squares = {k: settings.forget * s for k, s in squares.items()}
         squares = {k: s.addcmul(g[k], g[k]) for k, s in squares.items()}
         # Where no gradient has been, the sum is 0 and so is the gradient: any finite factor does.
         w = {
             k: p.addcmul(g[k], squares[k].clamp(min=1e-30).rsqrt(), value=-eta)
             for k, p in w.items()
         }
-    elif settings.schedule == "constant":
+    elif settings.schedule in ("constant", "theorem2"):
+        eta = eta if settings.theorem is None else settings.theorem.size
         w = {k: p + -eta * g[k] for k, p in w.items()}
     else:
-        pace = -eta * (t + 1).rsqrt()
+        pace = -eta * counted(t, settings.forget).rsqrt()
         w = {k: p + (pace if batch == 0 else by_client(pace, p)) * g[k] for k, p in w.items()}
     if settings.radius is not None:
         norm = reduce(torch.add, (p.flatten(batch).square().sum(-1) for p in w.values())).sqrt()
