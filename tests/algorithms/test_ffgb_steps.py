@@ -20,6 +20,7 @@ from tests.algorithms.test_ffgb import (
     TREES,
     Ensemble,
     Quartic,
+    Table,
     X,
     column,
     outputs,
@@ -218,16 +219,17 @@ def test_half_of_the_clients_against_a_plain_simulation():
 
 
 def test_a_search_that_finds_nothing_stays():
-    """The functions of two clients with one row each point away from each other's labels: every
-    step makes F larger, s* = 0.
+    """A has y = 1 at x = 1 and B y = -1 at x = 2. The functions are exact at home and 3 and -3 at
+    the other's row: d = -(-1 + 3) / 2 = -1 at 1, and 1 at 2, away from both: s* = 0.
     """
     fed = fd.Federation.from_clients(
-        [(column(0), np.array([1.0])), (column(0), np.array([-1.0]))],
-        test=(column(0), np.array([0.0])),
+        [(column(1), np.array([1.0])), (column(2), np.array([-1.0]))],
+        test=(column(1, 2), np.array([1.0, -1.0])),
     )
-    run = fd.run(fd.FFGB(STUMP, step="search"), fed, 3)
-    assert run.model.outputs(column(0)).tolist() == [[0.0]]
-    assert run.history.mse.tolist() == [0.0] * 4
+    oracle = Table(elsewhere=((1.0, (3.0,)), (2.0, (-3.0,))))
+    run = fd.run(fd.FFGB(oracle, step="search"), fed, 3)
+    assert run.model.outputs(column(1, 2)).tolist() == [[0.0], [0.0]]
+    assert run.history.mse.tolist() == [1.0] * 4
 
 
 def test_a_search_needs_answers_at_once_and_no_mu():

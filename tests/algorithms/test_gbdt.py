@@ -12,7 +12,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 import foedus as fd
 from foedus import wire
 from foedus.algorithms.gbdt.binning import PARTS, REFINEMENTS, counted, find_edges
-from foedus.models.histograms import sum_histograms, summed_plainly
+from foedus.algorithms.gbdt.growing import Growing
+from foedus.models.histograms import SplitRule, sum_histograms, summed_plainly
+from foedus.models.trees import predict_trees
 
 
 def softmax(f):
@@ -268,6 +270,27 @@ def test_bytes_up_are_histograms_of_the_smaller_children():
     first, second = run.records.values("bytes_up")[-2:]
     assert second - first == 2 * 2 * one  # two clients, two exchanges
     assert run.records.last("messages_up") - run.records.values("messages_up")[-2] == 4
+
+
+def test_the_smaller_child_is_asked_for():
+    """y jumps at 2 of 12 rows: the root's children have 2 and 10 rows, and the histogram that the
+    second exchange brings has 2.
+    """
+    x = np.arange(12, dtype=np.float32)[:, None]
+    y = (x[:, 0] > 9).astype(np.float32) * 50 + x[:, 0]
+    growing = Growing([np.arange(11.0)], torch.eye(1), SplitRule(leaf=1))
+    asked = []
+
+    def ask(trees, nodes):
+        node = predict_trees(trees, torch.from_numpy(x)).numpy()[:, 0].round().astype(int) - 1
+        values = np.stack([y.mean() - y, np.ones(12), np.ones(12)], 1)
+        bins = np.arange(12, dtype=np.uint8)[None]
+        found = sum_histograms(bins, np.array([0, 12]), node, values, nodes)
+        asked.append(found[..., 2].sum(1).tolist())
+        return found
+
+    growing.grow(2, ask, 1.0)
+    assert asked == [[12.0], [2.0]]
 
 
 def test_secure_aggregation_gives_the_same_trees():
