@@ -56,13 +56,12 @@ def _cases() -> dict[str, tuple[Any, str]]:
         "diamonds: price, sorted": (lambda: _diamonds(scheme="targets", s=0.1), "auto"),
         "doctor: visits, IID": (_doctor, "poisson"),
     }
-    sets = [n for n in ("pendigits", "shuttle", "covtype60k") if locate(n) is not None]
+    sets = [n for n in ("pendigits",) if locate(n) is not None]
     labels = {
         f"{n}, s = {s}": (lambda n=n, s=s: _set(n, s), "auto") for n in sets for s in (1, 0.1)
     }
-    return (tables if "FOEDUS_DATA" in os.environ else {}) | labels | {
-        "digits, s = 0.1": (lambda: _set("digits", 0.1), "auto")
-    }  # fmt: skip
+    found = (tables if "FOEDUS_DATA" in os.environ else {}) | labels
+    return found or {"digits, s = 0.1": (lambda: _set("digits", 0.1), "auto")}
 
 
 def _boosted(loss: str, classes: int | None) -> Any:

@@ -74,7 +74,7 @@ class SplitRule:
     """
 
     leaf: int = 20
-    l2: float = 0.0
+    l2: float = 1.0
     gain: float = 0.0
 
     def splits(

@@ -72,7 +72,7 @@ class FederatedGBDT(Algorithm):
         lr: The learning rate (shrinkage).
         depth: The largest depth of a tree.
         leaf: The least number of rows of all clients in a leaf; the least sum of h is 1e-3.
-        l2: lambda.
+        l2: lambda. With 0, classes of a few rows make leaves so large that boosting diverges.
         gain: The least gain of a split.
         bins: The largest number of bins of a feature.
 
@@ -93,7 +93,7 @@ class FederatedGBDT(Algorithm):
     lr: Annotated[float, Gt(0)] = 0.1
     depth: Annotated[int, Ge(1), Le(16)] = 6
     leaf: Annotated[int, Ge(1)] = 20
-    l2: Annotated[float, Ge(0)] = 0.0
+    l2: Annotated[float, Ge(0)] = 1.0
     gain: Annotated[float, Ge(0)] = 0.0
     bins: Annotated[int, Ge(2), Le(MOST_BINS)] = 255
 
