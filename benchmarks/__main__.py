@@ -5,7 +5,7 @@ machine w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 crowd compiled
 overhead memory scaling tables start profile; but not those that install other tools, peers-w1
 peers-w2 peers-w3 peers-w4 peers-w5, or peers for all five. Results are kept in benchmarks/results;
 --docs writes the page from them. Further studies, by name: batching layers fednewton fedfw
-lowrank fedboost fedres ffgb ray flower secure.
+lowrank fedboost fedres ffgb trees ray flower secure.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from benchmarks.ray import ray
 from benchmarks.scaling import scaling
 from benchmarks.secure import secure
 from benchmarks.tables import tables
+from benchmarks.trees import trees
 from benchmarks.workloads import WORKLOADS
 
 Study = Callable[[int], None]
@@ -65,6 +66,7 @@ STUDIES: dict[str, Study] = {
     "fedboost": fedboost,
     "fedres": fedres,
     "ffgb": ffgb,
+    "trees": trees,
     "ray": ray,
     "flower": flower,
     "secure": secure,

@@ -45,6 +45,7 @@ _HOMES = {
         "FedResBandit",
         "FedResERM",
         "FedYogi",
+        "FederatedGBDT",
         "FictitiousPlay",
         "FineTuned",
         "Independent",

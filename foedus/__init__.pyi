@@ -22,6 +22,7 @@ from foedus.algorithms import FedAvgDistill as FedAvgDistill
 from foedus.algorithms import FedBoost as FedBoost
 from foedus.algorithms import FedDR as FedDR
 from foedus.algorithms import FedDyn as FedDyn
+from foedus.algorithms import FederatedGBDT as FederatedGBDT
 from foedus.algorithms import FedFW as FedFW
 from foedus.algorithms import FedNewton as FedNewton
 from foedus.algorithms import FedNova as FedNova

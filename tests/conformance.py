@@ -246,6 +246,8 @@ ALGORITHMS: dict[str, fd.Algorithm] = {
     "FFGB, two steps, theorem's step": fd.FFGB(
         fd.Forest(trees=1, depth=4), local_steps=2, mu=0.1, step="theorem4.3", weights="rows"
     ),
+    "FFGB, line search": fd.FFGB(fd.Forest(trees=2, depth=3, rows=0.7), step="search"),
+    "FederatedGBDT": fd.FederatedGBDT(depth=2, leaf=5, bins=8),
     "FFGB, networks": fd.FFGB(fd.Net(fd.MLP(4), _FEW_EPOCHS), step=1.0),
     "FFGBDistill": fd.FFGBDistill(
         fd.MLP(5), _PUBLIC, oracle=_FEW_EPOCHS, student=_FEW_EPOCHS, local_steps=2
@@ -268,6 +270,9 @@ ENGINES = {
     "Delayed by nothing": fd.Delayed(fd.Local()),
     "Ray": fd.Ray(workers=2),
 }
+
+# A round of several exchanges that build on each other: late messages are refused.
+AT_ONCE = ("FFGB, line search", "FederatedGBDT")
 
 # On Ray every algorithm is compared with Local; these pass every check there.
 ONE_A_FAMILY = (

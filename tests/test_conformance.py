@@ -11,7 +11,7 @@ import torch
 import foedus as fd
 from foedus import testing
 from foedus.base import tree
-from tests.conformance import ALGORITHMS, ENGINES, ONE_A_FAMILY
+from tests.conformance import ALGORITHMS, AT_ONCE, ENGINES, ONE_A_FAMILY
 
 # Without delays, Delayed opens the engine inside it, so that a run on it is a run on Local.
 HERE = ["Local", pytest.param("Delayed by nothing", marks=pytest.mark.slow)]
@@ -36,11 +36,12 @@ def test_a_delay_of_nothing_changes_nothing(name, fed):
 LATE = {"up": [0, 1, 2, 0, 3], "down": [1, 0, 2, 2, 0]}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
-def test_late_messages(algorithm, fed):
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in AT_ONCE])
+def test_late_messages(name, fed):
     """With late messages, too, neither batches leave a trace, nor the order of clients, nor
     encoding, nor a stop with replies on their way.
     """
+    algorithm = ALGORITHMS[name]
     looped, batched = (
         fd.run(algorithm, fed, 6, engine=fd.Delayed(fd.Local(batch=batch), **LATE))
         for batch in (False, True)
@@ -50,6 +51,13 @@ def test_late_messages(algorithm, fed):
     testing.check_client_order(algorithm, fed, late)
     testing._resumes(algorithm, fed, late, participation=0.5)
     testing.check_wire(algorithm, fed, late)
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_late_messages_are_refused_before_the_first_round(name, fed):
+    engine = fd.Delayed(fd.Local(), **LATE)
+    with pytest.raises(fd.ConfigError, match="late"):
+        fd.run(ALGORITHMS[name], fed, 3, engine=engine)
 
 
 def test_regression_data(values):

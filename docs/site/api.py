@@ -62,6 +62,7 @@ GROUPS = (
         "Clients send functions. The page of the family: [FFGB](../../explanation/ffgb.md).",
         {
             "Algorithms": ("FFGB", "FFGBLipschitz", "FFGBDistill", "FedAvgDistill", "Public"),
+            "Trees from sums of histograms": ("FederatedGBDT",),
             "What fits a function": ("Forest", "Net", "SobolevNet", "MaxNet", "Sklearn"),
             "Smaller ensembles": ("prune", "distil", "Small"),
         },

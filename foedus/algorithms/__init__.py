@@ -28,6 +28,7 @@ from foedus.algorithms.ffgb.distill import FedAvgDistill, FFGBDistill, Public
 from foedus.algorithms.ffgb.lipschitz import FFGBLipschitz
 from foedus.algorithms.ffgb.pruning import Small, distil, prune
 from foedus.algorithms.finetuned import FineTuned
+from foedus.algorithms.gbdt.gbdt import FederatedGBDT
 from foedus.algorithms.projected import ProjectedFedAvg
 from foedus.algorithms.references import Central, Independent
 from foedus.algorithms.scaffold import Scaffold
@@ -60,6 +61,7 @@ __all__ = [
     "FedResBandit",
     "FedResERM",
     "FedYogi",
+    "FederatedGBDT",
     "FictitiousPlay",
     "FineTuned",
     "Independent",

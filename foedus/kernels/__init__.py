@@ -3,9 +3,9 @@
 `ready` tells whether they are available. Otherwise callers use their own versions in Python: random
 words and permutations in `foedus.base.random`, training of linear models and fully connected
 networks in `foedus.models.training`, BatchNorm in `foedus.models.norms`, sums of trees in
-`foedus.models.trees`, sums of replies in `foedus.core.reduce`. Integers and sums are bitwise equal
-in both versions, training is equal up to rounding. FOEDUS_COMPILED=0 in the environment disables
-the compiled loops.
+`foedus.models.trees`, histograms in `foedus.models.histograms`, sums of replies in
+`foedus.core.reduce`. Integers and sums are bitwise equal in both versions, training is equal up to
+rounding. FOEDUS_COMPILED=0 in the environment disables the compiled loops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ try:
 except ImportError:  # there was no compiler
     _compiled = None  # type: ignore[assignment]  # a module or nothing: there is no type for that
 
-_VERSION = 5
+_VERSION = 6
 """Version of the functions' arguments: an older build, from before an update, is not used."""
 
 ready = _compiled is not None and _compiled.version() == _VERSION
@@ -167,6 +167,21 @@ def sum_trees(
     out = np.empty((len(x), values.shape[1]), np.float32)
     sizes = (len(x), x.shape[1], values.shape[1], len(roots), len(nodes), len(values))
     _compiled.sum_trees(out, x, nodes, roots, shares, values, sizes, threads)
+    return out
+
+
+def sum_histograms(
+    bins: np.ndarray, offsets: np.ndarray, node: np.ndarray, values: np.ndarray, nodes: int
+) -> np.ndarray:
+    """Sums of values (n, channels) by node, feature and bin: (nodes, offsets[-1], channels).
+
+    bins (d, n) in uint8; feature j has the places offsets[j] .. offsets[j + 1] - 1; node (n,) in
+    int32, -1 for rows that do not count.
+    """
+    (d, n), channels, total = bins.shape, values.shape[1], int(offsets[-1])
+    out = np.zeros((nodes, total, channels))
+    sizes = (n, d, total, nodes, channels)
+    _compiled.sum_histograms(out, bins, offsets, node, values, sizes, torch.get_num_threads())
     return out
 
 

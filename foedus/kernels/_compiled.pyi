@@ -57,6 +57,16 @@ def sum_trees(
     threads: int,
     /,
 ) -> None: ...
+def sum_histograms(
+    out: Array,
+    bins: Array,
+    offsets: Array,
+    node: Array,
+    values: Array,
+    sizes: tuple[int, int, int, int, int],
+    threads: int,
+    /,
+) -> None: ...
 def sum_replies(
     total: Array,
     rest: Array,

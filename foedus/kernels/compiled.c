@@ -817,6 +817,48 @@ static PyObject *sum_trees(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- histograms -------------------------------------------------------------------------------- */
+
+#include "histograms.h"
+
+/* sum_histograms(out (nodes, total, channels), bins (d, n), offsets (d + 1), node (n), values (n,
+   channels), (n, d, total, nodes, channels), threads): sums of values by node, feature and bin;
+   rows of node -1 do not count. Feature j has the places offsets[j] .. offsets[j + 1] - 1. */
+static PyObject *sum_histograms(PyObject *self, PyObject *args)
+{
+    Py_buffer b[5];
+    Histograms h = {0};
+    size d, nodes;
+    int threads, sound;
+    if (!PyArg_ParseTuple(args, "w*y*y*y*y*(nnnnn)i", &b[0], &b[1], &b[2], &b[3], &b[4], &h.n, &d,
+                          &h.total, &nodes, &h.channels, &threads))
+        return NULL;
+    if (!holds(&b[0], nodes, h.total, h.channels, 8, "out") ||
+        !holds(&b[1], d, h.n, 1, 1, "bins") || !holds(&b[2], d + 1, 1, 1, 8, "offsets") ||
+        !holds(&b[3], h.n, 1, 1, 4, "node") || !holds(&b[4], h.n, h.channels, 1, 8, "values"))
+        return release(b, 5), NULL;
+    h.out = b[0].buf, h.bins = b[1].buf, h.offsets = b[2].buf, h.node = b[3].buf;
+    h.values = b[4].buf;
+    sound = h.offsets[0] == 0 && h.offsets[d] == h.total;
+    for (size j = 0; j < d && sound; j++) {
+        int64_t wide = h.offsets[j + 1] - h.offsets[j];
+        sound = wide > 0;
+        for (size i = 0; i < h.n && sound && wide < 256; i++)
+            sound = h.bins[j * h.n + i] < wide;
+    }
+    for (size i = 0; i < h.n; i++)
+        sound &= h.node[i] >= -1 && h.node[i] < nodes;
+    if (!sound) {
+        PyErr_SetString(PyExc_ValueError, "a bin or a node is out of range");
+        return release(b, 5), NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    share(histogram_some, &h, d, 1, h.n * d < FEW ? 1 : threads);
+    Py_END_ALLOW_THREADS
+    release(b, 5);
+    Py_RETURN_NONE;
+}
+
 /* -- sums of replies --------------------------------------------------------------------------- */
 
 /* sum_replies(total (n), rest (n), x (c, n), weights (c), c, n, whether x is in double
@@ -938,7 +980,7 @@ static PyObject *normalize(PyObject *self, PyObject *args)
 
 /* version() -> version of the functions' arguments; foedus/kernels/__init__.py requires the one
    that it knows. */
-static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(5); }
+static PyObject *version(PyObject *self, PyObject *args) { return PyLong_FromLong(6); }
 
 static PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, NULL},
@@ -949,6 +991,7 @@ static PyMethodDef methods[] = {
     {"train", train, METH_VARARGS, NULL},
     {"pack_trees", pack_trees, METH_VARARGS, NULL},
     {"sum_trees", sum_trees, METH_VARARGS, NULL},
+    {"sum_histograms", sum_histograms, METH_VARARGS, NULL},
     {"sum_replies", sum_replies, METH_VARARGS, NULL},
     {"sum_sparse", sum_sparse, METH_VARARGS, NULL},
     {"normalize", normalize, METH_VARARGS, NULL},

@@ -43,6 +43,9 @@ class Oracle(Settings):
     weighs_rows: ClassVar[bool] = False
     """Whether `fit` takes the weights of rows."""
 
+    bounds: ClassVar[bool] = False
+    """Whether `fit` takes `bound`, the largest absolute value of the function."""
+
     trains: ClassVar[bool] = False
     """Whether it trains and computes values on the device of the rows; results are on the CPU.
     """
@@ -139,6 +142,7 @@ class Forest(Oracle):
         leaf: The least number of rows in a leaf.
         extra: Split at random thresholds (extremely randomized trees) instead of the best ones.
         features: The fraction of the features that each split considers.
+        rows: The fraction of the client's rows that each tree is grown on, drawn anew.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -158,11 +162,15 @@ class Forest(Oracle):
         float, Gt(0), Le(1), Means("a part of the features, above 0 and at most 1")
     ] = 0.3
 
+    rows: Annotated[float, Gt(0), Le(1)] = 1.0
+
     weighs_rows: ClassVar[bool] = True
+    bounds: ClassVar[bool] = True
 
     def fit(
-        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None
-    ) -> Trees:
+        self, x: Tensor, target: Tensor, key: Tensor, spec: Spec, weight: Tensor | None = None,
+        bound: float | None = None,
+    ) -> Trees:  # fmt: skip
         """Trees fitted to targets on rows by scikit-learn's builder (`foedus.models.trees`).
 
         Args:
@@ -171,15 +179,19 @@ class Forest(Oracle):
             key: The random key of the fit.
             spec: The form of the data.
             weight: The weight of each row (n,), with mean 1; `None`: all equal.
+            bound: The largest absolute value of a leaf; `None`: no limit.
 
         Returns:
             The trees.
         """
-        return fit_trees(
+        grown = fit_trees(
             x.numpy().reshape(len(x), -1), target.numpy(), self.trees, int(random.words(key, 1)[0]),
             depth=self.depth, leaf=self.leaf, extra=self.extra, features=self.features,
-            weight=None if weight is None else weight.numpy(),
+            rows=self.rows, weight=None if weight is None else weight.numpy(),
         )  # fmt: skip
+        if bound is not None:
+            grown.value.clamp_(-bound, bound)
+        return grown
 
     def accept(self, function: Tree, spec: Spec) -> None:
         if not isinstance(function, Trees):

@@ -24,11 +24,13 @@ _THREADS_FROM = 1 << 16
 
 def fit_trees(
     x: np.ndarray, y: np.ndarray, count: int, seed: int, *, depth: int | None = None, leaf: int = 1,
-    extra: bool = False, features: float = 1.0, weight: np.ndarray | None = None,
+    extra: bool = False, features: float = 1.0, rows: float = 1.0,
+    weight: np.ndarray | None = None,
 ) -> Trees:  # fmt: skip
     """`count` regression trees of y (n, k) on x (n, d), one after the other from one generator.
 
-    Its draws do not depend on other threads. weight: of the rows (sample_weight).
+    Its draws do not depend on other threads. weight: of the rows (sample_weight); rows: the part of
+    them, drawn without replacement, that a tree is grown on.
 
     The same trees as `DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf,
     max_features=features, random_state=...)` grows, with splitter "random" where `extra`; by
@@ -39,17 +41,23 @@ def fit_trees(
     from sklearn.tree._splitter import BestSplitter, RandomSplitter
     from sklearn.tree._tree import DepthFirstTreeBuilder, Tree
 
-    (rows, columns), outputs = x.shape, y.shape[1]
+    (whole, columns), outputs = x.shape, y.shape[1]
     draws, look_at = np.random.RandomState(seed & 0xFFFFFFFF), max(1, int(features * columns))
     kind = RandomSplitter if extra else BestSplitter
-    splitter = kind(MSE(outputs, rows), look_at, leaf, 0.0, draws, None)
+    splitter = kind(MSE(outputs, whole), look_at, leaf, 0.0, draws, None)
     deepest = np.iinfo(np.int32).max if depth is None else depth
     builder = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, deepest, 0.0)
     ones = np.ones(outputs, np.intp)
     x, y = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(y, np.float64)
     grown = [Tree(columns, ones, outputs) for _ in range(count)]
+    weight = None if weight is None else np.asarray(weight, np.float64)
+    used = max(1, round(rows * len(x)))
     for one in grown:
-        builder.build(one, x, y, None if weight is None else np.asarray(weight, np.float64), None)
+        some = weight
+        if used < len(x):
+            some = np.ones(len(x)) if weight is None else weight.copy()
+            some[draws.permutation(len(x))[used:]] = 0
+        builder.build(one, x, y, some, None)
     return _sound(from_sklearn(*grown))
 
 

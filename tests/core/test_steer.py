@@ -339,8 +339,8 @@ def diabetes():
 
 
 def test_a_step_that_is_too_large_is_noticed(diabetes):
-    """FFGB with its default step on a squared loss: 2.8e4 becomes more than 1e15."""
-    algorithm = fd.FFGB(fd.Forest(trees=2, depth=3))
+    """FFGB with a step of 10 on a squared loss: 2.8e4 becomes more than 1e15."""
+    algorithm = fd.FFGB(fd.Forest(trees=2, depth=3), step=10.0)
     with pytest.warns(fd.GrowthWarning) as caught:
         run = fd.run(algorithm, diabetes, 14)
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -357,7 +357,7 @@ def test_a_step_that_is_too_large_is_noticed(diabetes):
 
 
 def test_a_resumed_run_does_not_warn_again(diabetes, tmp_path):
-    algorithm, path = fd.FFGB(fd.Forest(trees=2, depth=3)), tmp_path / "c.safetensors"
+    algorithm, path = fd.FFGB(fd.Forest(trees=2, depth=3), step=10.0), tmp_path / "c.safetensors"
     with pytest.warns(fd.GrowthWarning):
         fd.run(algorithm, diabetes, 12, checkpoint=path)
     with warnings.catch_warnings():

@@ -16,11 +16,12 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from foedus.algorithms.ffgb.steps import STEPS, LineSearch, step_of_loss, within_reach
 from foedus.base import random
 from foedus.base.settings import Means, check_settings
 from foedus.base.spec import Spec
 from foedus.base.tree import State, Tree
-from foedus.core.algorithm import Algorithm, Batching, Client
+from foedus.core.algorithm import Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.exchange import map_tensors
 from foedus.core.held import HeldSum, sum_from_wire
@@ -33,12 +34,9 @@ from foedus.models.custom_loss import check_custom
 from foedus.models.losses import Loss, check_loss, loss_for
 from foedus.models.oracles import Forest, Oracle
 
-STEPS = {"theorem4.1": 4.0, "theorem4.3": 2.0}
-"""Step sizes c / (mu (t K + k + 1)) of the theorems."""
-
 
 @dataclass(frozen=True)
-class FFGB(Algorithm):
+class FFGB(LineSearch):
     """Federated functional gradient boosting: clients send functions (Shen et al., 2022).
 
     In round t = 0, 1, ... a client starts from g_1 = f^t and Delta_0 = 0, and makes K =
@@ -59,7 +57,10 @@ class FFGB(Algorithm):
             `loss(outputs, y)`, a loss module of `torch.nn`, or any object with `value` and `slope`.
             The theorems need it convex in the outputs; a warning tells where it is not ("focal").
         local_steps: K, the number of functions that a client sends in a round.
-        step: eta; or "theorem4.1", 4 / (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)).
+        step: eta. "auto" follows the loss: 10 for cross-entropy, 0.4 for the squared loss, Newton
+            steps of bounded length for counts, a line search where the smoothness of the loss is
+            not known. "search": a line search over the clients of each round. Or "theorem4.1", 4 /
+            (mu (t K + k + 1)), or "theorem4.3", 2 / (mu (t K + k + 1)).
         mu: Weight of the L2 norm of f.
         residual: Whether line 6 is used; without it Delta stays 0.
         weights: How clients count: "uniform", as in the paper, or "rows".
@@ -76,7 +77,7 @@ class FFGB(Algorithm):
     oracle: Annotated[Oracle, Means("an oracle such as fd.Forest()")] = Forest()  # noqa: RUF009 - frozen
     loss: Any = "auto"  # a name, or an object with value and slope
     local_steps: Annotated[int, Ge(1)] = 1
-    step: Annotated[float, Gt(0)] | Literal["theorem4.1", "theorem4.3"] = 10.0
+    step: Annotated[float, Gt(0)] | Literal["auto", "search", "theorem4.1", "theorem4.3"] = "auto"
     mu: Annotated[float, Ge(0), Means("a number that is not negative")] = 0.0
     residual: bool = True
     weights: Literal["uniform", "rows"] = "uniform"
@@ -88,8 +89,10 @@ class FFGB(Algorithm):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if isinstance(self.step, str) and not self.decay:
+        if self.step in STEPS and not self.decay:
             raise ConfigError(f"step={self.step!r} is c / (mu (t K + k + 1)): it needs mu above 0")
+        if self.step == "search" and self.decay:
+            raise ConfigError("step='search' looks along functions alone: it needs mu=0")
         if self._made_elsewhere:
             return
         if not isinstance(self.loss, str | Loss) and not callable(self.loss):
@@ -113,6 +116,11 @@ class FFGB(Algorithm):
                 f"{type(self.oracle).__name__} does not use the weights of rows; use fd.Forest() "
                 "or fd.Net(model), or drop weight= where the data is loaded"
             )
+        if self.searches(spec) and self.decay:
+            raise ConfigError(
+                "step='auto' is a line search for a loss of unknown smoothness, and needs mu=0; "
+                "give step= a number"
+            )
 
     @property
     def _made_elsewhere(self) -> bool:
@@ -124,11 +132,23 @@ class FFGB(Algorithm):
     def _loss(self, classes: int | None) -> Any:
         return self.loss if self._made_elsewhere else loss_for(self.loss, classes)
 
-    def eta(self, t: int, k: int) -> float:
-        """eta^{k,t} for rounds t = 0, 1, ... and k = 1 .. K."""
-        if isinstance(self.step, str):
-            return STEPS[self.step] / (self.decay * (t * self.local_steps + k + 1))
-        return float(self.step)
+    def eta(self, t: int, k: int, spec: Spec | None = None) -> float:
+        """eta^{k,t} for rounds t = 0, 1, ... and k = 1 .. K; "auto" needs the form of the data."""
+        step = self.step if spec is None else self._step(spec)
+        if isinstance(step, str):
+            return STEPS[step] / (self.decay * (t * self.local_steps + k + 1))
+        assert step is not None  # a line search sends it
+        return float(step)
+
+    def searches(self, spec: Spec) -> bool:
+        """Whether the step is found by a line search in every round."""
+        return self._step(spec) is None
+
+    def _step(self, spec: Spec) -> float | str | None:
+        """A number, the name of a theorem, or `None`: by line search."""
+        if self.step == "auto":
+            return step_of_loss(self._loss(spec.classes), spec.outputs, self.oracle.bounds)
+        return None if self.step == "search" else self.step
 
     @property
     def decay(self) -> float:
@@ -141,15 +161,17 @@ class FFGB(Algorithm):
 
     def init(self, client: Client) -> dict[str, Tensor]:
         """f on the client's rows: it has no functions yet."""
-        return {"f": torch.zeros(len(client.data.index), client.spec.outputs)}
+        f = torch.zeros(len(client.data.index), client.spec.outputs)
+        return {"f": f, "before": f} if self.searches(client.spec) else {"f": f}
 
     def absorb(self, client: Client, **updates: Tree) -> dict[str, Tensor]:
         """f on the client's rows, with the functions that are new to it."""
         keep, parts, weights = updates["f"]
         total, x = keep * client.state["f"], self._features(client)
         for functions, weight in zip(parts, weights, strict=True):
-            total = total + self.oracle.values(functions, weight, x, client.spec)
-        return {"f": total}
+            before = total
+            total = before + self.oracle.values(functions, weight, x, client.spec)
+        return {"f": total, "before": before} if "before" in client.state else {"f": total}
 
     def _features(self, client: Client) -> Tensor:
         """Rows, where the oracle uses them."""
@@ -165,8 +187,8 @@ class FFGB(Algorithm):
             except ReplyError as error:
                 raise ReplyError(f"f, part {n}: {error}") from None
 
-    def boost(self, client: Client, t: int) -> tuple[Tree, None]:
-        """Algorithm 2."""
+    def boost(self, client: Client, t: int, eta: float | None = None) -> tuple[Tree, None]:
+        """Algorithm 2. eta: the step, if the server searches for it."""
         x, y, spec = self._features(client), client.data.y, client.spec
         loss, ones = self._loss(spec.classes), torch.ones(len(x))
         g = client.state["f"]  # line 2: g_1 = f^t
@@ -174,13 +196,17 @@ class FFGB(Algorithm):
         ones, more = (ones, {}) if weight is None else (ones * weight[0], {"weight": weight[1]})
         delta, found = torch.zeros_like(g), []
         for k in range(1, self.local_steps + 1):
-            target = delta + loss.slope(g, y, ones)
+            step = self.eta(t, k, spec) if eta is None else eta
+            target, fit = loss.slope(g, y, ones), more
+            if self.step == "auto" and eta is None:
+                target, fit = within_reach(loss, g, target, step, more)
+            target = delta + target
             key = random.fold(client.key, k)
-            found.append(self.oracle.fit(x, target, key, spec, **more))  # line 4
+            found.append(self.oracle.fit(x, target, key, spec, **fit))  # line 4
             if k == self.local_steps:
                 break  # g_{K+1} is the server's to make
             fitted = self.oracle.values(self.oracle.join(found[-1:]), torch.ones(1), x, spec)
-            g = g - self.eta(t, k) * (fitted + self.mu * g)  # line 5
+            g = g - step * (fitted + self.mu * g)  # line 5
             if self.residual:
                 delta = target - fitted  # line 6
         return {"functions": found}, None
@@ -192,7 +218,8 @@ class FFGB(Algorithm):
             self._classes(clients)
         spec = clients.spec
         warn_unless_convex(type(self).__name__, self.loss, self._loss(spec.classes), spec)
-        return State(f=HeldSum(), spec=spec)
+        state = State(f=HeldSum(), spec=spec)
+        return self.begin_search(clients, state) if self.searches(spec) else state
 
     def labels(self, client: Client) -> tuple[Tree, None]:
         """Before the first round, uncharged: how often each class occurs."""
@@ -214,23 +241,25 @@ class FFGB(Algorithm):
         g_{K+1} (line 5).
         """
         accept = lambda ids, reply: self.unusable(ids, reply, state.spec)  # noqa: E731
+        sent = {"eta": state.step} if "step" in state else {}
         replies = clients.gather(
-            self.boost, weights=self.weights, accept=accept, f=state.f, t=clients.round - 1
+            self.boost, weights=self.weights, accept=accept, f=state.f, t=clients.round - 1, **sent
         )
         functions, weights, shrink = [], [], 0.0
         for reply, share, when in zip(
             replies, replies.weights.tolist(), replies.versions.tolist(), strict=True
         ):
-            factor, pulls = step_weights(
-                [self.eta(when - 1, k) for k in range(1, self.local_steps + 1)], self.decay
-            )
+            etas = [state.step] * self.local_steps if sent else self._etas(when - 1, state.spec)
+            factor, pulls = step_weights(etas, self.decay)
             shrink += share * factor
             functions += self._functions(reply, state.spec)
             weights += [self.sign * pull * share for pull in pulls]
-        f = state.f.grown(
-            shrink, self.oracle.join(functions), torch.tensor(weights, dtype=torch.float64)
-        )
-        return state.replace(f=f)
+        joined = self.oracle.join(functions)
+        f = state.f.grown(shrink, joined, torch.tensor(weights, dtype=torch.float64))
+        return self.searched(clients, state, f) if sent else state.replace(f=f)
+
+    def _etas(self, t: int, spec: Spec) -> list[float]:
+        return [self.eta(t, k, spec) for k in range(1, self.local_steps + 1)]
 
     def unusable(self, ids: Tensor, replies: Tree, spec: Spec) -> dict[int, str]:
         """Which replies of untrusted clients hold functions that must not be used, and why."""

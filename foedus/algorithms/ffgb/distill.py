@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from foedus.algorithms.ffgb.boost import step_weights
+from foedus.algorithms.ffgb.steps import step_of_loss
 from foedus.algorithms.local_training import LocalTraining
 from foedus.base import random, tree
 from foedus.base.rows import Rows
@@ -24,7 +25,7 @@ from foedus.base.tree import State, Tree
 from foedus.core.algorithm import Algorithm, Batching, Client
 from foedus.core.clients import Clients
 from foedus.core.predictor import Predictor
-from foedus.errors import ConfigError, DataError
+from foedus.errors import ConfigError, DataError, shown
 from foedus.export.forms import Parametric
 from foedus.models.base import Model, Params, model_of, raise_statistics
 from foedus.models.convexity import warn_unless_convex
@@ -106,7 +107,7 @@ class FFGBDistill(Algorithm):
         weak: The clients' model; `None`: the same as `model`.
         loss: As in `fd.FFGB`.
         local_steps: K, the number of networks that a client sends in a round.
-        step: eta.
+        step: eta; "auto" follows the loss, as in `fd.FFGB` (10 for cross-entropy).
         mu: Weight of the L2 norm of f.
         residual: As in `fd.FFGB`.
         weights: How clients count: "uniform", as in the paper, or "rows".
@@ -130,7 +131,7 @@ class FFGBDistill(Algorithm):
     weak: Model | None = None
     loss: LossSetting = "auto"
     local_steps: Annotated[int, Ge(1)] = 1
-    step: Annotated[float, Gt(0)] = 10.0
+    step: Annotated[float, Gt(0)] | Literal["auto"] = "auto"
     mu: Annotated[float, Ge(0)] = 5e-3
     residual: bool = True
     weights: Literal["rows", "uniform"] = "uniform"
@@ -164,12 +165,25 @@ class FFGBDistill(Algorithm):
     def check(self, spec: Spec) -> None:
         loss = loss_for(self.loss, spec.classes)
         loss.check(spec.classes, spec.outputs)
+        self.eta(spec)
         self.public.check(spec)
         for model in (self.model, self.fitted):
             model.check(spec)
             if model.statistics:
                 raise_statistics(type(self).__name__)
         check_custom(loss, self.model, spec)
+
+    def eta(self, spec: Spec) -> float:
+        """The step size."""
+        if self.step != "auto":
+            return self.step
+        found = step_of_loss(loss_for(self.loss, spec.classes), spec.outputs, bounds=False)
+        if found is None:
+            raise ConfigError(
+                f"step='auto': no bound of the second derivative of loss={shown(self.loss)} is "
+                "known; give step= a number"
+            )
+        return found
 
     def boost(self, client: Client, w: Params, t: int) -> tuple[Tree, None]:
         """Algorithm 2 with networks; all clients' start from the same draw, another in every
@@ -187,7 +201,7 @@ class FFGBDistill(Algorithm):
                 self.oracle, self.fitted, Squared(), start, data, target, random.fold(key, 1), t
             )
             said = self.fitted.apply(h, x)
-            g = g - self.step * (said + self.mu * g)
+            g = g - self.eta(spec) * (said + self.mu * g)
             if self.residual:
                 delta = target - said
             found.append(h)
@@ -202,7 +216,7 @@ class FFGBDistill(Algorithm):
     def round(self, clients: Clients, state: State) -> State:
         replies = clients.gather(self.boost, weights=self.weights, w=state.w, t=clients.round)
         functions, share = replies.stack()["functions"], replies.weights.float()
-        shrink, pulls = step_weights([self.step] * self.local_steps, self.mu)
+        shrink, pulls = step_weights([self.eta(state.spec)] * self.local_steps, self.mu)
         rows = clients.place(self.public.rows(clients.key))
         teach = lambda block: self._teacher(block, state.w, functions, pulls, share, shrink)  # noqa: E731
         teacher = torch.cat([teach(block) for block in rows.split(1024)])

@@ -79,7 +79,7 @@ class FFGBLipschitz(FFGB):
             raise ConfigError("FFGBLipschitz is for real targets; the data has classes")
         super().check(spec)
 
-    def boost(self, client: Client, t: int) -> tuple[Tree, None]:
+    def boost(self, client: Client, t: int, eta: float | None = None) -> tuple[Tree, None]:
         """Algorithm 3."""
         x, spec = client.data.x, client.spec
         y = client.data.y.reshape(len(x), -1)
