@@ -219,7 +219,7 @@ def test_the_least_of_a_convex_function(curve, first, most, bend):
 
 
 def test_the_penalty_changes_by_a_finite_product():
-    """After round t by a factor of exp(2 / t^1.5) at most, as some round needs: 7.39, 2.03, 1.47;
+    """After round t by a factor of exp(2 / t^1.5) at most, which some round needs: 7.39, 2.03, ...;
     the product of all is below exp(2 * 2.6124) = exp(2 zeta(3/2)).
     """
     assert [round(most_change(t), 2) for t in (1, 2, 3)] == [7.39, 2.03, 1.47]
