@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def quoted(name: str) -> str:
     """A key, in quotes where it needs them."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
 
 
 def section(name: str, values: Mapping[str, Any]) -> str:
@@ -26,6 +28,12 @@ def toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if value is None or isinstance(value, str):
-        text = json.dumps("none" if value is None else value, ensure_ascii=False)
-        return text.replace("\x7f", "\\u007f")  # a control character in TOML, but not in JSON
+        return _string("none" if value is None else value)
+    value = value.item() if isinstance(value, np.generic) else value
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _string(text: str) -> str:
+    """A text in quotes."""
+    found = json.dumps(text, ensure_ascii=False)
+    return found.replace("\x7f", "\\u007f")  # a control character in TOML, but not in JSON

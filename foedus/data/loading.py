@@ -195,10 +195,16 @@ def _origin(source: Any, name: str | None, test: Any, **options: Any) -> dict[st
     if is_frame(source) or is_frame(test) or name is not None:
         return None
     key = "name" if isinstance(source, str) and source in known_names() else "path"
-    test = str(test) if isinstance(test, os.PathLike) else test
+    test = _shown(test) if isinstance(test, str | os.PathLike) else test
     defaults = load.__kwdefaults__ or {}
     chosen = {k: v for k, v in {"test": test, **options}.items() if v != defaults[k]}
-    return {key: str(source), **chosen}
+    return {key: str(source) if key == "name" else _shown(source), **chosen}
+
+
+def _shown(path: str | os.PathLike) -> str:
+    """A path as it may stand in a page: relative to this folder, or else the file's name alone."""
+    here, there = Path.cwd(), Path(path).absolute()
+    return str(there.relative_to(here)) if there.is_relative_to(here) else there.name
 
 
 def load_speeches(path: str | os.PathLike | None = None) -> list[dict]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import nn
 
 from foedus.kernels import DROPOUT, NORMALIZE, RELU
@@ -62,7 +63,7 @@ def chain_of(module: nn.Module, dimensions: int) -> tuple[Link, ...] | None:
     is_alone = len(set(tensors)) == len(tensors)  # none is there twice
     is_whole = bool(links) and not links[-1].operations and is_alone
     is_trained = all(p.requires_grad for p in module.parameters())
-    return tuple(links) if is_whole and is_trained else None
+    return tuple(links) if is_whole and is_trained and not _watched() else None
 
 
 _OPERATIONS = {nn.BatchNorm1d: NORMALIZE, nn.ReLU: RELU, nn.Dropout: DROPOUT}
@@ -76,7 +77,7 @@ def _followed(link: Link, name: str, m: nn.Module) -> Link | None:
             return link
         link = replace(link, p=m.p)
     elif isinstance(m, nn.BatchNorm1d):
-        if m.running_mean is None or m.eps <= 0:
+        if m.running_mean is None or np.float32(m.eps) <= 0:
             return None
         link = replace(link, norm=name)
     if operation in link.operations:
@@ -97,4 +98,10 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 def _is_changed(m: nn.Module) -> bool:
     """Whether a user has attached hooks, or a forward function of their own."""
     hooks = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(m)
+    return any(hooks) or "forward" in vars(m) or bool(set(m._parameters) - {"weight", "bias"})
+
+
+def _watched() -> bool:
+    """Whether hooks are attached to all modules."""
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return any(getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,12 @@ def joined(origin: str | None, parts: Sequence[str]) -> str:
     """
     if origin is None:
         raise ConfigError(NO_DATA)
-    return "\n\n".join([origin, *parts]) + "\n"
+    text = "\n\n".join([origin, *parts]) + "\n"
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"a setting cannot be written to a file: {error}") from error
+    return text
 
 
 def algorithm_section(title: str, algorithm: Any) -> str:

@@ -244,6 +244,12 @@ def tied() -> nn.Module:
     return net
 
 
+def extended() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    net[0].scale = nn.Parameter(torch.ones(1))
+    return net
+
+
 NOT_CHAINS = {
     "another layer": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
     "ends in ReLU": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
@@ -259,6 +265,10 @@ NOT_CHAINS = {
     "a parameter that stays": still,
     "a shared layer": shared,
     "a shared weight": tied,
+    "one more parameter": extended,
+    "eps that is 0 in single precision": lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4, eps=1e-50), nn.Linear(4, 2)
+    ),
     "shared statistics": shared_norm,
     "no layers": nn.Sequential,
     "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))),
@@ -271,6 +281,16 @@ NOT_CHAINS = {
 @pytest.mark.parametrize("make", NOT_CHAINS.values(), ids=list(NOT_CHAINS))
 def test_what_is_no_chain(make):
     assert chain_of(make(), 1) is None
+
+
+def test_hooks_on_all_modules_are_called():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        assert chain_of(net, 1) is None
+    finally:
+        hook.remove()
+    assert chain_of(net, 1) is not None
 
 
 def test_a_layer_without_numbers_may_be_there_twice():

@@ -190,8 +190,12 @@ def test_memories_of_others_do_not_show_one_reply(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [({"range": 15.0}, "range=15 is less than the 16"), ({"bits": 12}, "bits=12 are fewer")],
-    ids=["range", "grid"],
+    [
+        ({"range": 15.0}, "range=15 is less than the 16"),
+        ({"bits": 12}, "bits=12 are fewer"),
+        ({"range": 33.0, "bits": 16}, "range=33 with bits=16 rounds numbers to 0.001"),
+    ],
+    ids=["range", "grid", "wide range"],
 )
 def test_ranges_and_grids_are_not_the_servers_alone(settings, why, tmp_path):
     """Whether a reply fits is told: eight ranges found the largest number of a reply. And a sum of

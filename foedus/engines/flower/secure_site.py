@@ -140,6 +140,13 @@ class Demands:
                 f"bits={settings.bits} are fewer than the {_FEWEST_BITS} that this site demands: "
                 "sums of a few coarse numbers show their terms"
             )
+        step = settings.fixed_point.range / 2 ** (settings.bits - 1)
+        if self.required and settings.privacy is None and step > _WIDEST_STEP:
+            raise SecureError(
+                f"range={widest:g} with bits={settings.bits} rounds numbers to {step:.2g}, and "
+                f"this site demands at most {_WIDEST_STEP:.2g} (more bits): sums of a few coarse "
+                "numbers show their terms"
+            )
         given = 0.0 if settings.privacy is None else settings.privacy.noise
         if given < self.noise:
             problem = (
@@ -191,6 +198,8 @@ class Demands:
 
 
 _FEWEST_BITS = 16
+_WIDEST_STEP = 16 / 2 ** (_FEWEST_BITS - 1)
+"""That of the default range with the fewest bits."""
 
 _DEMANDED = (
     'this site answers under secure aggregation alone (secure="required" in its node config); '
