@@ -101,7 +101,7 @@ def contenders(
     student = replace(oracle, epochs=distil, augment=None, weight_decay=1e-3)
     unlabeled = fd.Public(public, views=views)
     return {
-        "FFGB-Distill": fd.FFGBDistill(model, unlabeled, oracle=oracle, student=student),
+        "FFGB-Distill": fd.FFGBDistill(model, unlabeled, step=10.0, oracle=oracle, student=student),
         "FedAvg-Distill": fd.FedAvgDistill(model=model, public=unlabeled, student=student, **adam),
         "FedDyn": fd.FedDyn(model=model, alpha=0.1, **sgd),
         "FedAvg": fd.FedAvg(model, **sgd),

@@ -322,7 +322,7 @@ def test_every_algorithm_of_foedus_says_whether_it_knows_weights():
         "FedAvg", "FedProx", "ProjectedFedAvg", "Scaffold", "FedDyn", "FedDR", "Independent",
         "Central", "FedFW", "NaiveFW", "FedNewton", "KRR", "DKRR", "RidgeFedAvg", "RidgeFedProx",
         "FFGB", "FedAdam", "FedYogi", "FedAdagrad", "FedNova", "FineTuned", "Ditto", "FedPer",
-        "FedRep", "FedOpt",
+        "FedRep", "FedOpt", "FederatedGBDT",
     }  # fmt: skip
     public = {k: getattr(fd, k) for k in dir(fd)}
     ours = {

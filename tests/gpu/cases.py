@@ -132,12 +132,12 @@ for name, loss in LOSSES.items():
 
 ON_THE_CPU = (
     "DKRR", "FedNewton", "RidgeFed", "FedBoost", "AFLBoost", "FedRes", "FictitiousPlay", "KRR",
-    "Everything", "own, FedRes",
+    "Everything", "own, FedRes", "FederatedGBDT",
 )  # fmt: skip
 """Families that train no network by `fd.Training`: their arithmetic stays on the CPU."""
 
 
 def trains_there(name: str) -> bool:
     """Whether a run computes on the device."""
-    forests = name in ("FFGB", "FFGB, two steps, theorem's step")
+    forests = name in ("FFGB", "FFGB, two steps, theorem's step", "FFGB, line search")
     return not forests and not name.startswith(ON_THE_CPU)
