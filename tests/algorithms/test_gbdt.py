@@ -301,6 +301,18 @@ def test_secure_aggregation_gives_the_same_trees():
     np.testing.assert_allclose(secure.model.outputs(x), clear.model.outputs(x), atol=1e-3)
 
 
+def test_secure_aggregation_of_targets_of_any_scale():
+    """Sums of targets around 1000 do not fit the range of models."""
+    _, x, y, _ = federation("values")
+    y = 1000 + 50 * y
+    halves = [(x[i::2], y[i::2]) for i in (0, 1)]
+    fed = fd.Federation.from_clients(halves, test=(x[:50], y[:50]))
+    how = fd.FederatedGBDT(depth=2, leaf=7, bins=8)
+    clear = fd.run(how, fed, 2, evaluate_every=0)
+    secure = fd.run(how, fed, 2, evaluate_every=0, aggregation=fd.SecureAggregation())
+    np.testing.assert_allclose(secure.model.outputs(x), clear.model.outputs(x), atol=0.05)
+
+
 # -- accuracy and refusals -------------------------------------------------------------------------
 
 

@@ -129,6 +129,11 @@ class FederatedGBDT(Algorithm):
         """The form of a round's trees; its functions are averages."""
         return Forest(trees=len(self.directions(spec)), depth=self.depth)
 
+    def reply_bound(self, step: str, spec: Spec) -> float | None:
+        """Counts are parts of all rows, and so are slopes of the plain cross-entropy."""
+        plain = step == "count" or type(self._loss(spec.classes)) is CrossEntropy
+        return None if plain else math.inf
+
     # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tensor]:
