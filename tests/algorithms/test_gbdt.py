@@ -293,6 +293,39 @@ def test_the_smaller_child_is_asked_for():
     assert asked == [[12.0], [2.0]]
 
 
+def test_leaves_of_noisy_sums_are_those_that_were_tested():
+    """The root's split at edge 1 says that its left child has the sums (-6, 6, 6). With other noise
+    they are (-5, 3, 3), and a split at edge 0 has (-4, 1.5, 1.5) and (-1, 1.5, 1.5): the second
+    leaf has not -6 + 4.
+    """
+    growing = Growing([np.arange(3.0)], torch.eye(1), SplitRule(leaf=1, l2=0.0))
+    root = np.array([[-3, 3, 3], [-3, 3, 3], [3, 3, 3], [3, 3, 3.0]])
+    child = np.array([[-4, 1.5, 1.5], [-1, 1.5, 1.5], [0, 0, 0], [0, 0, 0.0]])
+    answers = iter([root, child])
+    growing.grow(2, lambda trees, nodes: next(answers)[None], 1.0)
+    nodes = growing.trees[0]
+    left = nodes[nodes[0]["child"]]
+    leaves = [nodes[left["child"] + i]["sums"].tolist() for i in (0, 1)]
+    assert leaves == [[-4, 1.5, 1.5], [-1, 1.5, 1.5]]
+
+
+def test_values_of_noisy_sums_by_hand():
+    """H = -0.9 is cut off at 1e-3: 5 / (0.001 + 1), not 5 / 0.1, and 5 / 0.001 without l2."""
+    sums = np.array([-5.0, -0.9, 10.0])
+    assert SplitRule(l2=1.0).value(sums) == pytest.approx(5 / 1.001)
+    assert SplitRule(l2=0.0).value(sums) == pytest.approx(5000)
+    assert SplitRule(l2=1.0).value(np.array([-5.0, 4, 10])) == pytest.approx(1.0)
+
+
+def test_noise_does_not_make_it_diverge():
+    fed, *_ = federation("two classes")
+    draws = np.random.default_rng(1).bytes
+    privacy = fd.DifferentialPrivacy(clip=0.5, noise=0.05, delta=1e-5, entropy=draws)
+    how = fd.FederatedGBDT(depth=4, leaf=7, bins=12)
+    loss = fd.run(how, fed, 10, aggregation=privacy).history.loss
+    assert max(loss) < 2
+
+
 def test_secure_aggregation_gives_the_same_trees():
     fed, x, _, _ = federation("three classes")
     how = fd.FederatedGBDT(depth=2, leaf=7, bins=8)

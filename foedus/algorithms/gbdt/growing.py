@@ -42,7 +42,7 @@ class Growing:
         level = [(t, 0) for t in range(len(self.trees))]
         found = dict(zip(level, ask(self._numbered(level), len(level)), strict=True))
         for at, histogram in found.items():
-            self._node(at)["sums"] = histogram[: self.offsets[1]].sum(0)
+            self._node(at)["sums"] = self._whole(histogram)
         for d in range(depth):
             pairs = self._split(found)
             if not pairs or d + 1 == depth:  # the splits have told the sums of their leaves
@@ -62,6 +62,10 @@ class Growing:
     def _node(self, at: tuple[int, int]) -> dict:
         return self.trees[at[0]][at[1]]
 
+    def _whole(self, histogram: np.ndarray) -> np.ndarray:
+        """The sums of a node, by its first feature, as `SplitRule.splits` has them."""
+        return histogram[: self.offsets[1]].sum(0)
+
     def _split(self, found: dict) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
         """Split nodes where that gains; each one with its two children."""
         made = []
@@ -71,6 +75,8 @@ class Growing:
                 continue
             tree, node = self.trees[at[0]], self._node(at)
             node |= {"feature": feature, "threshold": self.edges[feature][b], "child": len(tree)}
+            # by the sums that the rule has tested: noise tells the parent's split others
+            node["sums"] = self._whole(found[at])
             for sums in (left, node["sums"] - left):
                 tree.append({"feature": -1, "sums": sums})
             made.append((at, [(at[0], len(tree) - 2), (at[0], len(tree) - 1)]))
