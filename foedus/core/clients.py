@@ -132,14 +132,15 @@ class Clients:
         """
         return self._total(step, weights, payload, accept)
 
-    def sum(self, step: Callable, /, **payload: Tree) -> Tree:
+    def sum(self, step: Callable, /, *, accept: Accept | None = None, **payload: Tree) -> Tree:
         """Run `step(client, **payload)` at every client and add up the replies.
 
         Args:
             step: A client step: a method of the algorithm.
+            accept: As for `mean`.
             **payload: The arguments of the step.
         """
-        return self._total(step, None, payload, None)
+        return self._total(step, None, payload, accept)
 
     def mean_by_broadcast(
         self, step: Callable, /, *, weights: str = "rows", note: Tree = None, **payload: Tree

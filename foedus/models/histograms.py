@@ -15,8 +15,8 @@ from foedus import kernels
 MOST_BINS = 256
 """Of a feature: a bin is a byte."""
 
-_LEAST = 1e-12
-"""What sums of second derivatives are taken as at least, where rounding has left nothing."""
+LEAST_H = 1e-3
+"""Of the sum of second derivatives in a leaf; noise and rounding that leave less are cut off."""
 
 
 def offsets_of(widths: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ class SplitRule:
         right = whole - left
         gain = self._score(left) + self._score(right) - self._score(whole)
         allowed = (np.minimum(left[..., 2], right[..., 2]) >= self.leaf - 0.5) & (
-            np.minimum(left[..., 1], right[..., 1]) > 1e-3
+            np.minimum(left[..., 1], right[..., 1]) > LEAST_H
         )
         allowed[:, offsets[1:] - 1] = False  # nothing is right of a feature's last bin
         gain = np.where(allowed & (gain > max(self.gain, 1e-9)), gain, -np.inf)
@@ -115,8 +115,8 @@ class SplitRule:
         )
 
     def _score(self, sums: np.ndarray) -> np.ndarray:
-        return sums[..., 0] ** 2 / np.maximum(sums[..., 1] + self.l2, _LEAST)
+        return sums[..., 0] ** 2 / (np.maximum(sums[..., 1], LEAST_H) + self.l2)
 
     def value(self, sums: np.ndarray) -> np.ndarray:
         """-G / (H + lambda)."""
-        return -sums[..., 0] / np.maximum(sums[..., 1] + self.l2, _LEAST)
+        return -sums[..., 0] / (np.maximum(sums[..., 1], LEAST_H) + self.l2)

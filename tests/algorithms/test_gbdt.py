@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 import foedus as fd
 from foedus import wire
 from foedus.algorithms.gbdt.binning import PARTS, REFINEMENTS, counted, find_edges
-from foedus.algorithms.gbdt.growing import Growing
+from foedus.algorithms.gbdt.checks import check_histograms
+from foedus.algorithms.gbdt.growing import Growing, leaves_of
 from foedus.models.histograms import SplitRule, sum_histograms, summed_plainly
 from foedus.models.trees import predict_trees
 
@@ -287,10 +289,85 @@ def test_the_smaller_child_is_asked_for():
         bins = np.arange(12, dtype=np.uint8)[None]
         found = sum_histograms(bins, np.array([0, 12]), node, values, nodes)
         asked.append(found[..., 2].sum(1).tolist())
-        return found
+        return found, (0,)
 
     growing.grow(2, ask, 1.0)
     assert asked == [[12.0], [2.0]]
+
+
+def test_leaves_of_noisy_sums_are_those_that_were_tested():
+    """The root's split at edge 1 says that its left child has the sums (-6, 6, 6). With other noise
+    they are (-5, 3, 3), and a split at edge 0 has (-4, 1.5, 1.5) and (-1, 1.5, 1.5): the second
+    leaf has not -6 + 4.
+    """
+    growing = Growing([np.arange(3.0)], torch.eye(1), SplitRule(leaf=1, l2=0.0))
+    root = np.array([[-3, 3, 3], [-3, 3, 3], [3, 3, 3], [3, 3, 3.0]])
+    child = np.array([[-4, 1.5, 1.5], [-1, 1.5, 1.5], [0, 0, 0], [0, 0, 0.0]])
+    answers = iter([root, child])
+    growing.grow(2, lambda trees, nodes: (next(answers)[None], (0,)), 1.0)
+    nodes = growing.trees[0]
+    left = nodes[nodes[0]["child"]]
+    leaves = [nodes[left["child"] + i]["sums"].tolist() for i in (0, 1)]
+    assert leaves == [[-4, 1.5, 1.5], [-1, 1.5, 1.5]]
+
+
+def test_values_of_noisy_sums_by_hand():
+    """H = -0.9 is cut off at 1e-3: 5 / (0.001 + 1), not 5 / 0.1, and 5 / 0.001 without l2."""
+    sums = np.array([-5.0, -0.9, 10.0])
+    assert SplitRule(l2=1.0).value(sums) == pytest.approx(5 / 1.001)
+    assert SplitRule(l2=0.0).value(sums) == pytest.approx(5000)
+    assert SplitRule(l2=1.0).value(np.array([-5.0, 4, 10])) == pytest.approx(1.0)
+
+
+def test_noise_does_not_make_it_diverge():
+    fed, *_ = federation("two classes")
+    draws = np.random.default_rng(1).bytes
+    privacy = fd.DifferentialPrivacy(clip=0.5, noise=0.05, delta=1e-5, entropy=draws)
+    how = fd.FederatedGBDT(depth=4, leaf=7, bins=12)
+    loss = fd.run(how, fed, 10, aggregation=privacy).history.loss
+    assert max(loss) < 2
+
+
+def test_a_client_lost_between_levels_is_not_counted_to_the_larger_child():
+    """Two clients have the same 12 rows; the second is lost after the root. Each child is then
+    asked for, and the leaves have 1, 1 and 3, 7 rows of the first client, not 3 + 12 and 7.
+    """
+    x = np.arange(12, dtype=np.float32)[:, None]
+    y = (x[:, 0] > 9).astype(np.float32) * 50 + 3 * (x[:, 0] > 6) + 0.01 * x[:, 0]
+    growing = Growing([np.arange(11.0)], torch.eye(1), SplitRule(leaf=1, l2=0.0))
+    asked = []
+
+    def ask(trees, nodes):
+        node = predict_trees(trees, torch.from_numpy(x)).numpy()[:, 0].round().astype(int) - 1
+        values = np.stack([y.mean() - y, np.ones(12), np.ones(12)], 1)
+        bins = np.arange(12, dtype=np.uint8)[None]
+        found = sum_histograms(bins, np.array([0, 12]), node, values, nodes)
+        asked.append(nodes)
+        return (found, (0,)) if len(asked) > 1 else (2 * found, (0, 1))
+
+    growing.grow(2, ask, 1.0)
+    assert asked == [1, 1, 2]
+    leaves = [node["sums"][2] for node in growing.trees[0] if node["feature"] < 0]
+    assert sum(leaves) == 12 and sorted(leaves) == [1, 1, 3, 7]
+
+
+def test_histograms_of_trees_share_an_array():
+    """Node 1 is of tree 0, node 2 of tree 1, which has x > 0.5: -g are targets."""
+    how = fd.FederatedGBDT()
+    x = torch.tensor([[0.0], [1.0], [2.0]])
+    data = SimpleNamespace(x=x, y=torch.tensor([[1.0, 5], [2, 6], [4, 8]]), worth=None,
+                           weight=torch.ones(3), index=torch.arange(3))  # fmt: skip
+    bins = torch.tensor([[0, 1, 1]], dtype=torch.uint8)
+    state = {"f": torch.zeros(3, 2), "bins": bins, "widths": torch.tensor([1])}
+    client = SimpleNamespace(spec=fd.Spec((1,), None, 2), data=data, state=state)
+    edges, ways = [np.array([0.5])], torch.eye(2)
+    growing = Growing(edges, ways, SplitRule())
+    tree = growing.trees[1]
+    tree[0] |= {"feature": 0, "threshold": 0.5, "child": 1}
+    tree += [{"feature": -1}, {"feature": -1}]
+    sent = growing._numbered([(0, 0), (1, 2)])
+    found = how.histograms(client, trees=sent, nodes=2, scale=1.0)[0]["sums"]
+    assert found.tolist() == [[[-1, 1], [-6, 2]], [[0, 0], [-14, 2]]]
 
 
 def test_secure_aggregation_gives_the_same_trees():
@@ -299,6 +376,71 @@ def test_secure_aggregation_gives_the_same_trees():
     clear = fd.run(how, fed, 2, evaluate_every=0)
     secure = fd.run(how, fed, 2, evaluate_every=0, aggregation=fd.SecureAggregation())
     np.testing.assert_allclose(secure.model.outputs(x), clear.model.outputs(x), atol=1e-3)
+
+
+def test_secure_aggregation_of_targets_of_any_scale():
+    """Sums of targets around 1000 do not fit the range of models."""
+    _, x, y, _ = federation("values")
+    y = 1000 + 50 * y
+    halves = [(x[i::2], y[i::2]) for i in (0, 1)]
+    fed = fd.Federation.from_clients(halves, test=(x[:50], y[:50]))
+    how = fd.FederatedGBDT(depth=2, leaf=7, bins=8)
+    clear = fd.run(how, fed, 2, evaluate_every=0)
+    secure = fd.run(how, fed, 2, evaluate_every=0, aggregation=fd.SecureAggregation())
+    np.testing.assert_allclose(secure.model.outputs(x), clear.model.outputs(x), atol=0.05)
+
+
+# -- hostile clients and servers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attack", ["sign_flip", "scale"])
+def test_impossible_sums_are_left_out(kind, attack):
+    fed, *_ = federation(kind)
+    how = fd.FederatedGBDT(loss=LOSS.get(kind, "squared"), depth=2, leaf=7, bins=8)
+    engine = fd.Hostile(clients=[2], attack=attack)
+    left_out = fd.run(how, fed, 2, engine=engine).history.left_out.tolist()
+    why = "negative" if attack == "sign_flip" else "more rows than it has"
+    assert all(why in text and "2: " in text for text in left_out[1:])
+    honest = fd.run(how, fed, 2, engine=fd.Hostile(clients=[], attack=attack)).history
+    assert "left_out" not in honest or not honest.left_out.astype(bool).any()
+
+
+HONEST = [[[1, 0.5, 2], [0, 0.5, 1], [3, 1, 1], [-2, 0, 2.0]]]  # 3 rows, 2 features of 2 bins
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [((0, 0, 0), 1.0, None), ((0, 0, 0), 1.5, "different totals"),
+     ((0, 0, 1), -0.5, "negative"), ((0, 3, 2), -2.0, "negative"), ((0, 0, 2), 3.0, "more rows"),
+     ((0, 0, 0), float("nan"), "not finite")],
+)  # fmt: skip
+def test_histograms_that_cannot_be(at, value, why):
+    sums = torch.tensor(HONEST)
+    sums[at] = value
+    offsets = np.array([0, 2, 4])
+    check = lambda nodes: check_histograms({"sums": sums}, 3.0, nodes, offsets, 3)  # noqa: E731
+    if why is None:
+        check(1)
+        with pytest.raises(fd.ReplyError, match="shape"):
+            check(2)
+    else:
+        with pytest.raises(fd.ReplyError, match=why):
+            check(1)
+
+
+def test_sites_refuse_what_would_fill_their_memory():
+    how = fd.FederatedGBDT(depth=16)
+    data = SimpleNamespace(x=torch.zeros(4, 2), y=torch.zeros(4, 1), worth=None)
+    client = SimpleNamespace(spec=fd.Spec((2,), None, 1), data=data, state={})
+    edges = torch.zeros(2, 3)
+    for widths in (torch.tensor([-1, 3]), torch.tensor([1, 4]), torch.tensor([1.0, 2.0])):
+        with pytest.raises(fd.ReplyError, match="edges"):
+            how.begin(client, edges=edges, widths=widths, scale=1.0)
+    trees = leaves_of(torch.ones(1, 1), 2)
+    for nodes in (0, 2, 1 << 16):
+        with pytest.raises(fd.ReplyError, match="nodes"):
+            how.histograms(client, trees=trees, nodes=nodes, scale=1.0)
 
 
 # -- accuracy and refusals -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from foedus.algorithms.gbdt.binning import counted, find_edges
+from foedus.algorithms.gbdt.checks import check_counts, check_histograms, check_totals, each
 from foedus.algorithms.gbdt.growing import Growing, leaves_of
 from foedus.base.settings import check_settings
 from foedus.base.spec import Spec
@@ -49,7 +50,7 @@ _MOST_EDGES = 1 << 16
 
 @dataclass(frozen=True)
 class FederatedGBDT(Algorithm):
-    """Gradient boosted trees from sums of histograms: pooled histogram boosting, split for split.
+    """Gradient boosted trees from sums of histograms: as pooled histogram boosting.
 
     Before the first round the clients agree on bins (about as many rows in each) and on the best
     constant f^0, by sums of counts. In a round, one tree for each output (one in all for two
@@ -63,8 +64,10 @@ class FederatedGBDT(Algorithm):
         gain = G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2)
 
     A leaf has the value -lr G / (H + l2). Of two children only the smaller one is asked for; the
-    other one's histogram is the parent's without it. For more than two classes h is p (1 - p). Only
-    sums over clients are needed: secure aggregation and differential privacy apply.
+    other one's histogram is the parent's without it, or both are asked for if other clients answer
+    than before. For more than two classes h is p (1 - p). Only sums over clients are needed: secure
+    aggregation and differential privacy apply. As long as no client is lost and sums have neither
+    rounding nor noise, the trees are those of pooled rows, split for split.
 
     Args:
         loss: "auto" (cross-entropy or squared), "poisson", "logistic", "huber", "bce", or one of
@@ -129,6 +132,11 @@ class FederatedGBDT(Algorithm):
         """The form of a round's trees; its functions are averages."""
         return Forest(trees=len(self.directions(spec)), depth=self.depth)
 
+    def reply_bound(self, step: str, spec: Spec) -> float | None:
+        """Counts are parts of all rows, and so are slopes of the plain cross-entropy."""
+        plain = step == "count" or type(self._loss(spec.classes)) is CrossEntropy
+        return None if plain else math.inf
+
     # -- clients -----------------------------------------------------------------------------------
 
     def init(self, client: Client) -> dict[str, Tensor]:
@@ -167,7 +175,8 @@ class FederatedGBDT(Algorithm):
     ) -> tuple[Tree, Tree]:
         """Keep the bins of the rows; the sums of labels, or of targets, and of weights."""
         fits = edges.dim() == 2 and widths.shape == edges.shape[:1] == (client.spec.features,)
-        if not fits or edges.shape[1] >= MOST_BINS or not bool((widths <= edges.shape[1]).all()):
+        fits = fits and widths.dtype == torch.int64 and edges.shape[1] < MOST_BINS
+        if not fits or not bool(((widths >= 0) & (widths <= edges.shape[1])).all()):
             raise ReplyError(f"edges of shape {tuple(edges.shape)} cannot be")
         bins = binned(client.data.x.flatten(1).numpy(), edges_of(edges, widths))
         state = {**client.state, "bins": torch.from_numpy(bins), "widths": widths}
@@ -183,19 +192,28 @@ class FederatedGBDT(Algorithm):
     ) -> tuple[Tree, None]:
         """Sums by node, feature and bin, at the leaves of `trees` with the numbers 1 .. nodes."""
         count = len(self.directions(client.spec))
-        if not isinstance(trees, Trees) or not 0 < nodes <= count << self.depth:
-            raise ReplyError(f"histograms of {nodes} nodes cannot be")
+        if not isinstance(trees, Trees):
+            raise ReplyError("histograms are by the leaves of trees")
         check_trees(trees, client.spec.features, count, count, self.depth)
+        if not 0 < nodes <= int((trees.feature < 0).sum()):
+            raise ReplyError(f"histograms of {nodes} nodes cannot be: the trees have fewer leaves")
         node = predict_trees(trees, client.data.x).numpy().round().astype(np.int32) - 1
         if node.min(initial=0) < -1 or node.max(initial=0) >= nodes:
             raise ReplyError(f"a leaf has a number beyond the {nodes} nodes")
         bins, offsets = client.state["bins"].numpy(), offsets_of(client.state["widths"].numpy())
-        total: list[np.ndarray] = []
+        total: np.ndarray | None = None
         for t, (g, h) in enumerate(zip(*self.derivatives(client), strict=True)):
             columns = [g, torch.ones_like(g)] if h is None else [g, h, torch.ones_like(g)]
             values = torch.stack(columns, 1).numpy()
-            total.append(sum_histograms(bins, offsets, node[:, t], values, nodes))
-        return {"sums": torch.from_numpy(sum(total) * scale).float()}, None
+            if total is None:
+                total = np.zeros((nodes, int(offsets[-1]), len(columns)))
+            own, local = np.unique(node[:, t], return_inverse=True)  # nodes of this tree alone
+            outside = int((own < 0).sum())
+            own = own[outside:]
+            if len(own):
+                total[own] += sum_histograms(bins, offsets, local - outside, values, len(own))
+        assert total is not None
+        return {"sums": torch.from_numpy(total * scale).float()}, None
 
     def derivatives(self, client: Client) -> tuple[list[Tensor], list[Tensor | None]]:
         """g and h of each tree, times the rows' weights; h is `None` where it is 1."""
@@ -225,7 +243,9 @@ class FederatedGBDT(Algorithm):
 
         def count(thresholds: np.ndarray) -> np.ndarray:
             sent = torch.from_numpy(thresholds)
-            found = clients.sum(self.count, thresholds=sent, scale=scale)["rows"]
+            check = lambda reply, most: check_counts(reply, most, sent.shape)  # noqa: E731
+            accept = each(clients, check, scale)
+            found = clients.sum(self.count, accept=accept, thresholds=sent, scale=scale)["rows"]
             return found.double().numpy() / scale
 
         edges = find_edges(count, spec.features, self.bins)
@@ -233,7 +253,11 @@ class FederatedGBDT(Algorithm):
         whole = torch.zeros(spec.features, int(widths.max()))
         for row, values in zip(whole, edges, strict=True):
             row[: len(values)] = torch.from_numpy(values)
-        seen = clients.sum(self.begin, edges=whole, widths=widths, scale=scale)
+        check = lambda reply, most: check_totals(  # noqa: E731
+            reply, most, spec.outputs, spec.classes is not None
+        )
+        accept = each(clients, check, scale)
+        seen = clients.sum(self.begin, accept=accept, edges=whole, widths=widths, scale=scale)
         base = self.base(seen["sums"].double() / seen["weight"].double(), spec)
         trees = len(self.directions(spec))
         constant = leaves_of(base.float().expand(trees, -1), spec.features)
@@ -254,14 +278,22 @@ class FederatedGBDT(Algorithm):
         edges, scale = edges_of(state.edges, state.widths), _scale(clients)
         rule = SplitRule(self.leaf, self.l2, self.gain)
         growing = Growing(edges, self.directions(state.spec), rule)
+        plain = isinstance(self._loss(state.spec.classes), Squared) and not state.spec.weighted
+        channels = 2 if plain else 3
 
-        def ask(trees: Trees, nodes: int) -> np.ndarray:
-            reply = clients.sum(self.histograms, f=state.f, trees=trees, nodes=nodes, scale=scale)[
-                "sums"
-            ]
-            sums = reply.double().numpy() / scale
+        def ask(trees: Trees, nodes: int) -> tuple[np.ndarray, tuple[int, ...]]:
+            check = lambda reply, most: check_histograms(  # noqa: E731
+                reply, most, nodes, growing.offsets, channels
+            )
+            reply = clients.sum(
+                self.histograms, accept=each(clients, check, scale), f=state.f, trees=trees,
+                nodes=nodes, scale=scale,
+            )  # fmt: skip
+            sums = reply["sums"].double().numpy() / scale
             # the second derivative is 1: its sum is the number of rows
-            return sums if sums.shape[2] == 3 else sums[..., [0, 1, 1]]
+            assert clients.answered is not None
+            who = tuple(clients.answered.tolist())
+            return sums if sums.shape[2] == 3 else sums[..., [0, 1, 1]], who
 
         trees = growing.grow(self.depth, ask, self.lr)
         return state.replace(f=state.f.grown(1.0, trees, torch.ones(1, dtype=torch.float64)))

@@ -11,6 +11,8 @@ from foedus.models.histograms import SplitRule, offsets_of
 from foedus.models.trees import join
 from foedus.wire.arrays import Trees
 
+Ask = Callable[[Trees, int], tuple[np.ndarray, tuple[int, ...]]]
+
 
 class Growing:
     """One tree of each output.
@@ -27,28 +29,36 @@ class Growing:
         self.directions = directions
         self.trees: list[list[dict]] = [[{"feature": -1}] for _ in directions]
 
-    def grow(self, depth: int, ask: Callable[[Trees, int], np.ndarray], lr: float) -> Trees:
+    def grow(self, depth: int, ask: Ask, lr: float) -> Trees:
         """The trees, as one function that is an average of trees.
 
         Of two children only the smaller one is asked for: the other's histogram is the parent's
-        without it.
+        without it. If the clients that answer have changed, that would count the rows of those lost
+        to it: then all children are asked for.
 
         Args:
             depth: The largest depth.
             ask: The sum of the histograms (nodes, bins, 3) over clients, for trees whose leaves
-                have the numbers of the nodes that are asked for, from 1, and 0 elsewhere.
+                have the numbers of the nodes that are asked for, from 1, and 0 elsewhere; and the
+                ids of these clients.
             lr: The learning rate.
         """
         level = [(t, 0) for t in range(len(self.trees))]
-        found = dict(zip(level, ask(self._numbered(level), len(level)), strict=True))
+        asked, who = ask(self._numbered(level), len(level))
+        found = dict(zip(level, asked, strict=True))
         for at, histogram in found.items():
-            self._node(at)["sums"] = histogram[: self.offsets[1]].sum(0)
+            self._node(at)["sums"] = self._whole(histogram)
         for d in range(depth):
             pairs = self._split(found)
             if not pairs or d + 1 == depth:  # the splits have told the sums of their leaves
                 break
             small = [min(pair, key=lambda at: self._node(at)["sums"][2]) for _, pair in pairs]
-            asked = ask(self._numbered(small), len(small))
+            before, (asked, who) = who, ask(self._numbered(small), len(small))
+            if who != before:
+                level = [at for _, pair in pairs for at in pair]
+                asked, who = ask(self._numbered(level), len(level))
+                found = dict(zip(level, asked, strict=True))
+                continue
             parents, found = found, {}
             for (at, pair), mine, histogram in zip(pairs, small, asked, strict=True):
                 found[mine] = histogram
@@ -62,6 +72,10 @@ class Growing:
     def _node(self, at: tuple[int, int]) -> dict:
         return self.trees[at[0]][at[1]]
 
+    def _whole(self, histogram: np.ndarray) -> np.ndarray:
+        """The sums of a node, by its first feature, as `SplitRule.splits` has them."""
+        return histogram[: self.offsets[1]].sum(0)
+
     def _split(self, found: dict) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
         """Split nodes where that gains; each one with its two children."""
         made = []
@@ -71,6 +85,8 @@ class Growing:
                 continue
             tree, node = self.trees[at[0]], self._node(at)
             node |= {"feature": feature, "threshold": self.edges[feature][b], "child": len(tree)}
+            # by the sums that the rule has tested: noise tells the parent's split others
+            node["sums"] = self._whole(found[at])
             for sums in (left, node["sums"] - left):
                 tree.append({"feature": -1, "sums": sums})
             made.append((at, [(at[0], len(tree) - 2), (at[0], len(tree) - 1)]))
