@@ -275,28 +275,34 @@ class FederatedGBDT(Algorithm):
         return mean if isinstance(loss, Squared) else torch.zeros(spec.outputs)
 
     def round(self, clients: Clients, state: State) -> State:
-        edges, scale = edges_of(state.edges, state.widths), _scale(clients)
         rule = SplitRule(self.leaf, self.l2, self.gain)
+        edges = edges_of(state.edges, state.widths)
         growing = Growing(edges, self.directions(state.spec), rule)
-        plain = isinstance(self._loss(state.spec.classes), Squared) and not state.spec.weighted
-        channels = 2 if plain else 3
 
         def ask(trees: Trees, nodes: int) -> tuple[np.ndarray, tuple[int, ...]]:
-            check = lambda reply, most: check_histograms(  # noqa: E731
-                reply, most, nodes, growing.offsets, channels
-            )
-            reply = clients.sum(
-                self.histograms, accept=each(clients, check, scale), f=state.f, trees=trees,
-                nodes=nodes, scale=scale,
-            )  # fmt: skip
-            sums = reply["sums"].double().numpy() / scale
-            # the second derivative is 1: its sum is the number of rows
-            assert clients.answered is not None
-            who = tuple(clients.answered.tolist())
-            return sums if sums.shape[2] == 3 else sums[..., [0, 1, 1]], who
+            return self.sums(clients, state, trees, nodes, growing.offsets)
 
         trees = growing.grow(self.depth, ask, self.lr)
         return state.replace(f=state.f.grown(1.0, trees, torch.ones(1, dtype=torch.float64)))
+
+    def sums(
+        self, clients: Clients, state: State, trees: Trees, nodes: int, offsets: np.ndarray
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The histograms of all clients at the leaves of `trees`, and the clients that answered."""
+        scale = _scale(clients)
+        plain = isinstance(self._loss(state.spec.classes), Squared) and not state.spec.weighted
+
+        def check(reply: Tree, most: float) -> None:
+            check_histograms(reply, most, nodes, offsets, 2 if plain else 3)
+
+        reply = clients.sum(
+            self.histograms, accept=each(clients, check, scale), f=state.f, trees=trees,
+            nodes=nodes, scale=scale,
+        )  # fmt: skip
+        sums = reply["sums"].double().numpy() / scale
+        who = clients.ids if clients.answered is None else clients.answered
+        # the second derivative is 1: its sum is the number of rows
+        return sums if sums.shape[2] == 3 else sums[..., [0, 1, 1]], tuple(who.tolist())
 
     def predictor(self, state: State) -> Predictor:
         _, weights = state.f.since(0)
