@@ -66,7 +66,7 @@ class FedNewton(FeatureRegression):
     iteration, and after at most M iterations it is 0 in exact arithmetic. Its start also brings b
     (one more vector up) and H w (one down, one up). A column whose residual is at most `tol` |b|
     has converged and is no longer sent. With quantized replies (`fd.run(quantise=)`) the recursive
-    residual drifts from the true one: every fifth round then asks for the gradient (a third
+    residual drifts from the true one: every fifth iteration then asks for the gradient (a third
     exchange) and restarts.
 
     Partial participation and late replies. Lines 6 and 8 are averages over all clients, at one w.
