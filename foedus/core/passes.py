@@ -16,7 +16,8 @@ replies.
 
 If only sums can be seen (secure aggregation), a pass is a sum of sums over disjoint groups of at
 least two clients: a client is asked with another one that has not answered either. A client that is
-asked and fails to answer is left out of the pass. If who takes part is secret (differential
+asked and fails to answer is left out of the pass, and of those that follow it in the iteration:
+a client may keep what it needs of an earlier pass. If who takes part is secret (differential
 privacy), or the mean is a robust one, which is none of groups, a pass is one exchange with the
 clients of the round.
 """
@@ -83,13 +84,21 @@ class Passes:
     @property
     def waiting(self) -> int:
         """The number of clients that have not answered the pass that is under way."""
-        return 0 if self._open is None else int((~self._open.answered).sum())
+        return 0 if self._open is None else int((self._wanted & ~self._open.answered).sum())
 
     @property
     def everyone(self) -> bool:
         """Whether all clients have answered the last pass, and the result is a plain average."""
         plain = self.ids is not None and not (self._robust or self._secret)
         return plain and len(self.ids) == self.clients.total
+
+    @property
+    def _wanted(self) -> Tensor:
+        """For each client, whether it is asked: not if it failed in a pass of this iteration."""
+        network = self.clients.network
+        if self.ids is None or self._secret:
+            return torch.ones(len(network.ids), dtype=torch.bool)
+        return torch.isin(network.ids, self.ids)
 
     @property
     def _robust(self) -> bool:
@@ -128,11 +137,13 @@ class Passes:
             )
         once = self._robust or self._secret or len(clients) == clients.total
         if once and clients.punctual and self._open is None:
-            value = clients.mean(step, **payload)
-            self.ids = clients.ids if clients.answered is None else clients.answered
+            some = clients.some(self._wanted[clients.positions(clients.ids)])
+            value = some.mean(step, **payload)
+            self.ids = some.ids if some.answered is None else some.answered
             return value
         part = self._open = self._asked(step, payload)
         failed = (part.due >= 0) & (part.due <= clients.round) & ~part.answered
+        failed |= ~self._wanted
         if part.total is None or not bool((part.answered | failed).all()):
             raise PassIncomplete
         rows = float(clients.network.sizes[part.answered].sum())
@@ -154,11 +165,11 @@ class Passes:
         )
         answered, due, late = part.answered.clone(), part.due.clone(), network.mail
         places = clients.positions(clients.ids)
-        ask = ~answered[places] & (due[places] < clients.round)
+        ask = (self._wanted & ~answered)[places] & (due[places] < clients.round)
         if late is not None:  # those whom the first broadcast has reached
             ask &= clients.round - late.delays.down[places] >= part.since
         elif network.aggregator is not None and network.aggregator.hides:
-            ask = self._in_groups(ask, int((~answered).sum()))
+            ask = self._in_groups(ask, int((self._wanted & ~answered).sum()))
         asked = places[ask]
         due[asked] = clients.round + (0 if late is None else late.delays.up[asked])
 

@@ -5,6 +5,7 @@ that of all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -178,13 +179,32 @@ class Flaky(testing.EncodingSession):
                 yield ids, reply, False
 
 
+class FlakyOnce(Flaky):
+    """Untrusted clients, of whom client 1 fails to answer the first exchange of round 2 and of
+    later ones.
+    """
+
+    def exchange(self, ask):
+        away = ask.round >= 2 and ask.step == "gradient"
+        self.faults = {1: "no answer"} if away and 1 in ask.ids.tolist() else {}
+        for ids, reply, stacked in testing.EncodingSession.exchange(self, ask):
+            if not away or 1 not in ids.tolist():
+                yield ids, reply, stacked
+
+
 class FlakyEngine(testing.Encoding):
+    kind: ClassVar = Flaky
+
     def open(self, algorithm, fed, seed_key):
         session = super().open(algorithm, fed, seed_key)
-        return Flaky(self, algorithm, session.inner, fed.spec, random.fold(seed_key, 0))
+        return self.kind(self, algorithm, session.inner, fed.spec, random.fold(seed_key, 0))
 
 
 SIZES = [1, 2, 3, 1]
+
+
+class FlakyOnceEngine(FlakyEngine):
+    kind: ClassVar = FlakyOnce
 
 
 def flaky(rounds, **about):
@@ -241,3 +261,29 @@ def test_conjugate_gradients_begin_anew_after_a_failure():
     x, y = fed.data.x_train.astype(float), fed.data.y_train.astype(float)
     want = np.linalg.solve(x.T @ x / 15 + 0.1 * np.eye(3), x.T @ y / 15)
     np.testing.assert_allclose(run.state.w[:, 0], want, rtol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["newton", "other loss"])
+def test_who_fails_in_a_pass_is_not_asked_in_those_that_follow(solver):
+    """Client 1 never answers a gradient after round 1, and would answer the rest. With another loss
+    it remembers the w of round 1, whose objective is none of the iteration. The others' solution
+    is found.
+    """
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in (24, 30, 26):
+        x = rng.normal(size=(n, 3)).astype(np.float32)
+        y = (x.sum(1) + 2 * rng.normal(size=n) > 0).astype(int)
+        parts.append((x, y if solver == "other loss" else y.astype(np.float32)))
+    fed = fd.Federation.from_clients(parts)
+    settings = {"loss": "logistic"} if solver == "other loss" else {}
+    algorithm = fd.FedNewton(fd.Identity(), reg=0.1, **settings)
+    engine = FlakyOnceEngine(fd.Local(batch=False))
+    run = fd.run(algorithm, fed, 12, engine=engine, evaluate_every=0)
+    others = fd.run(
+        algorithm, fd.Federation.from_clients([parts[0], parts[2]]), 30, evaluate_every=0
+    )
+    np.testing.assert_allclose(run.state.w, others.state.w, atol=1e-6)
+    sent = run.history.messages_up.diff().tolist()
+    passes = 3 if solver == "other loss" else 2
+    assert sent[1:] == [3 * passes] + [2 * passes] * 11
