@@ -800,7 +800,10 @@ def test_every_fifth_iteration_asks_for_the_gradient_however_long_iterations_tak
     one = clients_of([200], 6, uneven=0.2)
     rows = one.data.x_train, one.data.y_train
     fed = fd.Federation.from_clients([rows, rows])
-    algorithm, late = fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"), fd.Delayed(up=up, down=down)
+    algorithm, late = (
+        fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"),
+        fd.Delayed(up=up, down=down),
+    )
     run = fd.run(algorithm, fed, 200, quantise="int8", engine=late, evaluate_every=0)
     ends = run.history[run.history.residual.notna()]
     sent = ends.messages_up.diff().tolist()[1:]

@@ -4,6 +4,7 @@ that of all.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from unittest import mock
@@ -287,3 +288,72 @@ def test_who_fails_in_a_pass_is_not_asked_in_those_that_follow(solver):
     sent = run.history.messages_up.diff().tolist()
     passes = 3 if solver == "other loss" else 2
     assert sent[1:] == [3 * passes] + [2 * passes] * 11
+
+
+SECURE = fd.SecureAggregation(bits=40, range=1e4)
+
+
+def told(*args, **about):
+    """The run and the warnings about passes, which must be its notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = fd.run(*args, evaluate_every=0, **about)
+    said = [str(w.message) for w in caught if "TwoPasses" in str(w.message)]
+    assert list(run.notes) == said
+    return said
+
+
+def test_a_run_too_short_for_a_pass_says_so_at_its_start_and_at_its_end():
+    """Two of 20 clients: (1 + 1/2 + ... + 1/20) / -ln(0.9) = 34.1 rounds a pass."""
+    start, end = told(TwoPasses(), of_sizes([1] * 20), 3, participation=0.1, seed=SEED)
+    assert start.startswith(
+        "TwoPasses: a pass over all 20 clients takes about 34.1 rounds with 10% of them in a "
+        "round, and the run has 3"
+    )
+    come = set().union(*(twins.cohort(SEED, t, 20, 0.1) for t in (1, 2, 3)))
+    missing = [i for i in range(20) if i not in come]
+    names = ", ".join(map(str, missing[:10]))
+    assert end.startswith("round 3: TwoPasses has completed no iteration")
+    assert f"{len(missing)} of 20 clients have not answered ({names} ...). Use a larger" in end
+
+
+def test_a_pass_under_secure_aggregation_takes_longer():
+    """4 of 20: two given clients meet with 4 x 3 / (20 x 19), and 2 ln(2) times 31.67 are 43.9."""
+    about = {"participation": 0.2, "seed": SEED, "aggregation": SECURE}
+    start, *_ = told(TwoPasses(), of_sizes([1] * 20), 3, **about)
+    assert "takes about 43.9 rounds with 20% of them" in start
+
+
+def test_a_run_of_enough_rounds_says_nothing():
+    assert told(TwoPasses(), of_sizes([1, 2, 3, 1]), 60, participation=0.5, seed=SEED) == []
+    assert told(TwoPasses(), of_sizes([1, 2, 3, 1]), 9, engine=fd.Delayed(up=3)) == []
+
+
+def test_a_slow_pass_is_reported_once_with_those_who_are_missing():
+    """Clients 1 and 2 are never drawn: (1 + 1/2 + 1/3 + 1/4) / -ln(0.5) = 3.01 rounds, 5 times 15.03."""
+
+    def others(participation, total, key):
+        return torch.tensor([0, 3])
+
+    with mock.patch("foedus.core.loop.cohort", others):
+        slow, end = told(TwoPasses(), of_sizes([1, 2, 3, 1]), 40, participation=0.5)
+    assert slow == (
+        "round 16: TwoPasses waits too long: since round 1 2 of 4 clients have not answered "
+        "(1, 2), and a pass takes about 3.01 rounds. Check these clients, or use a larger "
+        "participation"
+    )
+    assert end.startswith("round 40: TwoPasses has completed no iteration")
+
+
+def test_secure_passes_do_not_leave_three_to_come_together():
+    """Of 7 clients 4 come, and 3 are asked: 4 remain, who can come in pairs, and not 3."""
+    groups, real = [], SecureAggregator._summed
+
+    def noted(self, trip, weights):
+        groups.append(len(trip.ids))
+        return real(self, trip, weights)
+
+    about = {"participation": 4 / 7, "seed": SEED, "evaluate_every": 0}
+    with mock.patch.object(SecureAggregator, "_summed", noted):
+        fd.run(TwoPasses(), of_sizes([1] * 7), 1, aggregation=fd.SecureAggregation(), **about)
+    assert groups == [3]
