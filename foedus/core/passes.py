@@ -17,10 +17,10 @@ replies.
 
 If only sums can be seen (secure aggregation), a pass is a sum of sums over disjoint groups of at
 least two clients: a client is asked with another one that has not answered either, and an even
-number remains, since the last three would have to come together. A client that is asked and fails to answer is left out of the pass, and of those that follow it in the iteration:
-a client may keep what it needs of an earlier pass. If who takes part is secret (differential
-privacy), or the mean is a robust one, which is none of groups, a pass is one exchange with the
-clients of the round.
+number remains, since the last three would have to come together. A client that is asked and fails
+to answer is left out of the pass, and of those that follow it in the iteration: a client may keep
+what it needs of an earlier pass. If who takes part is secret (differential privacy), or the mean is
+a robust one, which is none of groups, a pass is one exchange with the clients of the round.
 """
 
 from __future__ import annotations

@@ -330,7 +330,9 @@ def test_a_run_of_enough_rounds_says_nothing():
 
 
 def test_a_slow_pass_is_reported_once_with_those_who_are_missing():
-    """Clients 1 and 2 are never drawn: (1 + 1/2 + 1/3 + 1/4) / -ln(0.5) = 3.01 rounds, 5 times 15.03."""
+    """Clients 1 and 2 are never drawn. (1 + 1/2 + 1/3 + 1/4) / -ln(0.5) = 3.01 rounds; 5 times
+    that are 15.03.
+    """
 
     def others(participation, total, key):
         return torch.tensor([0, 3])
