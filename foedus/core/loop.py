@@ -95,6 +95,7 @@ class Loop:
         self.notes: list[str] = []
         self.saved: int | None = None  # the round of the last checkpoint
         self.earlier: Earlier | None = None  # rows that have left the checkpoint
+        self.network.rounds, self.network.notes = rounds, self.notes
         self.measures = Measures(self.algorithm, fed, metrics, per_client, self.notes)
         self.keep_best, self.stop_on_growth = keep_best, stop_on_growth
         self.stop = stop

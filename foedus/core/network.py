@@ -46,7 +46,8 @@ NOT_FINITE = "its reply is not finite (NaN or infinity)"
 class Network:
     """The server's connection to the clients of a run.
 
-    It has the engine's session, the clients, the versions that they hold, and what was sent.
+    It has the engine's session, the clients, the versions that they hold, and what was sent; the
+    number of rounds of the run, and its notes.
     """
 
     session: Session
@@ -58,6 +59,8 @@ class Network:
     quantise: str | None = None
     aggregator: Aggregator | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    rounds: int = 0
+    notes: list[str] = field(default_factory=list)
     holdings: Holdings = field(init=False)
     mail: Mail | None = field(init=False)
 

@@ -775,8 +775,8 @@ def test_a_column_of_zeros_hides_nothing(dtype, solver):
 
 
 def test_cg_stays_accurate_with_quantized_replies():
-    """Every fifth round asks for the gradient; the rounding of the start would otherwise stay for
-    ever.
+    """Every fifth iteration asks for the gradient; the rounding of the start would otherwise stay
+    for ever.
     """
     fed = clients_of([200, 300, 250], 6, uneven=0.2)
     run = fd.run(
@@ -789,6 +789,30 @@ def test_cg_stays_accurate_with_quantized_replies():
     want = krr(fed, 0.1)
     assert np.linalg.norm(run.state.w.numpy() - want) < 1e-3 * np.linalg.norm(want)
     assert run.history.messages_up.diff().iloc[5] == 9
+
+
+@pytest.mark.parametrize(("up", "down"), [(1, 1), (2, 1), (0, 4)])
+def test_every_fifth_iteration_asks_for_the_gradient_however_long_iterations_take(up, down):
+    """Two clients with the same rows, so that their gradients vanish with the residual and their
+    rounding with them. An iteration has two passes, with the gradient three, unless all
+    has converged; the true residual falls, not only that of the recurrence.
+    """
+    one = clients_of([200], 6, uneven=0.2)
+    rows = one.data.x_train, one.data.y_train
+    fed = fd.Federation.from_clients([rows, rows])
+    algorithm, late = (
+        fd.FedNewton(fd.Identity(), reg=0.1, solver="cg"),
+        fd.Delayed(up=up, down=down),
+    )
+    run = fd.run(algorithm, fed, 200, quantise="int8", engine=late, evaluate_every=0)
+    ends = run.history[run.history.residual.notna()]
+    sent = ends.messages_up.diff().tolist()[1:]
+    assert len(sent) > 15 and sent[:5] == [4, 4, 4, 4, 6]
+    assert [k for k, n in enumerate(sent, 1) if n % 4] == list(range(5, len(sent) + 1, 5))
+    (_, (h, _), (b, _)) = systems(fed, 0.1)
+    true = np.linalg.norm(b - h @ run.state.w.numpy()) / np.linalg.norm(b)
+    assert true < 1e-10
+    assert ends.residual.iloc[-1] == pytest.approx(true, rel=0.05)
 
 
 @pytest.mark.parametrize("reg", [1e-4, 1e-5])

@@ -4,7 +4,9 @@ that of all.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -178,13 +180,32 @@ class Flaky(testing.EncodingSession):
                 yield ids, reply, False
 
 
+class FlakyOnce(Flaky):
+    """Untrusted clients, of whom client 1 fails to answer the first exchange of round 2 and of
+    later ones.
+    """
+
+    def exchange(self, ask):
+        away = ask.round >= 2 and ask.step == "gradient"
+        self.faults = {1: "no answer"} if away and 1 in ask.ids.tolist() else {}
+        for ids, reply, stacked in testing.EncodingSession.exchange(self, ask):
+            if not away or 1 not in ids.tolist():
+                yield ids, reply, stacked
+
+
 class FlakyEngine(testing.Encoding):
+    kind: ClassVar = Flaky
+
     def open(self, algorithm, fed, seed_key):
         session = super().open(algorithm, fed, seed_key)
-        return Flaky(self, algorithm, session.inner, fed.spec, random.fold(seed_key, 0))
+        return self.kind(self, algorithm, session.inner, fed.spec, random.fold(seed_key, 0))
 
 
 SIZES = [1, 2, 3, 1]
+
+
+class FlakyOnceEngine(FlakyEngine):
+    kind: ClassVar = FlakyOnce
 
 
 def flaky(rounds, **about):
@@ -241,3 +262,100 @@ def test_conjugate_gradients_begin_anew_after_a_failure():
     x, y = fed.data.x_train.astype(float), fed.data.y_train.astype(float)
     want = np.linalg.solve(x.T @ x / 15 + 0.1 * np.eye(3), x.T @ y / 15)
     np.testing.assert_allclose(run.state.w[:, 0], want, rtol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["newton", "other loss"])
+def test_who_fails_in_a_pass_is_not_asked_in_those_that_follow(solver):
+    """Client 1 never answers a gradient after round 1, and would answer the rest. With another loss
+    it remembers the w of round 1, whose objective is none of the iteration. The others' solution
+    is found.
+    """
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in (24, 30, 26):
+        x = rng.normal(size=(n, 3)).astype(np.float32)
+        y = (x.sum(1) + 2 * rng.normal(size=n) > 0).astype(int)
+        parts.append((x, y if solver == "other loss" else y.astype(np.float32)))
+    fed = fd.Federation.from_clients(parts)
+    settings = {"loss": "logistic"} if solver == "other loss" else {}
+    algorithm = fd.FedNewton(fd.Identity(), reg=0.1, **settings)
+    engine = FlakyOnceEngine(fd.Local(batch=False))
+    run = fd.run(algorithm, fed, 12, engine=engine, evaluate_every=0)
+    others = fd.run(
+        algorithm, fd.Federation.from_clients([parts[0], parts[2]]), 30, evaluate_every=0
+    )
+    np.testing.assert_allclose(run.state.w, others.state.w, atol=1e-6)
+    sent = run.history.messages_up.diff().tolist()
+    passes = 3 if solver == "other loss" else 2
+    assert sent[1:] == [3 * passes] + [2 * passes] * 11
+
+
+SECURE = fd.SecureAggregation(bits=40, range=1e4)
+
+
+def told(*args, **about):
+    """The run and the warnings about passes, which must be its notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = fd.run(*args, evaluate_every=0, **about)
+    said = [str(w.message) for w in caught if "TwoPasses" in str(w.message)]
+    assert list(run.notes) == said
+    return said
+
+
+def test_a_run_too_short_for_a_pass_says_so_at_its_start_and_at_its_end():
+    """Two of 20 clients: (1 + 1/2 + ... + 1/20) / -ln(0.9) = 34.1 rounds a pass."""
+    start, end = told(TwoPasses(), of_sizes([1] * 20), 3, participation=0.1, seed=SEED)
+    assert start.startswith(
+        "TwoPasses: a pass over all 20 clients takes about 34.1 rounds with 10% of them in a "
+        "round, and the run has 3"
+    )
+    come = set().union(*(twins.cohort(SEED, t, 20, 0.1) for t in (1, 2, 3)))
+    missing = [i for i in range(20) if i not in come]
+    names = ", ".join(map(str, missing[:10]))
+    assert end.startswith("round 3: TwoPasses has completed no iteration")
+    assert f"{len(missing)} of 20 clients have not answered ({names} ...). Use a larger" in end
+
+
+def test_a_pass_under_secure_aggregation_takes_longer():
+    """4 of 20: two given clients meet with 4 x 3 / (20 x 19), and 2 ln(2) times 31.67 are 43.9."""
+    about = {"participation": 0.2, "seed": SEED, "aggregation": SECURE}
+    start, *_ = told(TwoPasses(), of_sizes([1] * 20), 3, **about)
+    assert "takes about 43.9 rounds with 20% of them" in start
+
+
+def test_a_run_of_enough_rounds_says_nothing():
+    assert told(TwoPasses(), of_sizes([1, 2, 3, 1]), 60, participation=0.5, seed=SEED) == []
+    assert told(TwoPasses(), of_sizes([1, 2, 3, 1]), 9, engine=fd.Delayed(up=3)) == []
+
+
+def test_a_slow_pass_is_reported_once_with_those_who_are_missing():
+    """Clients 1 and 2 are never drawn. (1 + 1/2 + 1/3 + 1/4) / -ln(0.5) = 3.01 rounds; 5 times
+    that are 15.03.
+    """
+
+    def others(participation, total, key):
+        return torch.tensor([0, 3])
+
+    with mock.patch("foedus.core.loop.cohort", others):
+        slow, end = told(TwoPasses(), of_sizes([1, 2, 3, 1]), 40, participation=0.5)
+    assert slow == (
+        "round 16: TwoPasses waits too long: since round 1 2 of 4 clients have not answered "
+        "(1, 2), and a pass takes about 3.01 rounds. Check these clients, or use a larger "
+        "participation"
+    )
+    assert end.startswith("round 40: TwoPasses has completed no iteration")
+
+
+def test_secure_passes_do_not_leave_three_to_come_together():
+    """Of 7 clients 4 come, and 3 are asked: 4 remain, who can come in pairs, and not 3."""
+    groups, real = [], SecureAggregator._summed
+
+    def noted(self, trip, weights):
+        groups.append(len(trip.ids))
+        return real(self, trip, weights)
+
+    about = {"participation": 4 / 7, "seed": SEED, "evaluate_every": 0}
+    with mock.patch.object(SecureAggregator, "_summed", noted):
+        fd.run(TwoPasses(), of_sizes([1] * 7), 1, aggregation=fd.SecureAggregation(), **about)
+    assert groups == [3]

@@ -43,6 +43,7 @@ def begin(begin: Step, product: Step, clients: Clients) -> State:
         rz=zero[0],
         scale=scale,
         cohort=clients.ids if clients.answered is None else clients.answered,
+        iteration=1,
     )
 
 
@@ -53,7 +54,7 @@ def iterate(
 
     It begins with the gradient, and without a direction of before, if some clients did not answer
     the iteration before, whose system was another one, or if replies are rounded, every fifth
-    round: the residual by recurrence drifts from the true one.
+    time: the residual by recurrence drifts from the true one.
 
     Args:
         gradient: The client step that replies H_j w - b_j.
@@ -64,7 +65,7 @@ def iterate(
         state: The state of the server.
     """
     clients, w, r, p, rz = passes.clients, state.w.clone(), state.r, state.p, state.rz
-    if len(state.cohort) < clients.total or (clients.rounded and passes.began % 5 == 0):
+    if len(state.cohort) < clients.total or (clients.rounded and state.iteration % 5 == 0):
         r = -passes.mean(gradient, w=state.w)
         p, rz = torch.zeros_like(p), torch.zeros_like(rz)
     r, p, rz = r.clone(), p.clone(), rz.clone()
@@ -85,7 +86,7 @@ def iterate(
     name = "residual" if passes.ids is None or passes.everyone else "cohort_residual"
     clients.log(**{name: _largest(r, state.scale)})
     cohort = state.cohort if passes.ids is None else passes.ids
-    return state.replace(w=w, r=r, p=p, rz=rz, cohort=cohort)
+    return state.replace(w=w, r=r, p=p, rz=rz, cohort=cohort, iteration=state.iteration + 1)
 
 
 def _largest(r: Tensor, scale: Tensor) -> float:

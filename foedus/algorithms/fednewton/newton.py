@@ -60,13 +60,14 @@ class FedNewton(FeatureRegression):
     `radius` in the history), and H d is the difference of two gradients. `fd.diagnose` measures
     the rate before a run.
 
-    `solver="cg"` does not diverge and asks as much of the clients in an iteration, one local
-    solution and one product: conjugate gradients on H w = b preconditioned by P, column by column
+    `solver="cg"` asks as much of the clients in an iteration, one local solution and one product,
+    and converges for every P, where averages are over all clients and replies not rounded:
+    conjugate gradients on H w = b preconditioned by P, column by column
     (`foedus.algorithms.fednewton.conjugate`). The H-norm of every column's error falls in every
     iteration, and after at most M iterations it is 0 in exact arithmetic. Its start also brings b
     (one more vector up) and H w (one down, one up). A column whose residual is at most `tol` |b|
     has converged and is no longer sent. With quantized replies (`fd.run(quantise=)`) the recursive
-    residual drifts from the true one: every fifth round then asks for the gradient (a third
+    residual drifts from the true one: every fifth iteration then asks for the gradient (a third
     exchange) and restarts.
 
     Partial participation and late replies. Lines 6 and 8 are averages over all clients, at one w.
@@ -80,12 +81,13 @@ class FedNewton(FeatureRegression):
     lose conjugacy. So an average is a full pass (`foedus.core.passes`): each client is asked once,
     and w stays until all have answered. The iterates are those of full participation without
     delays, and all that is said above holds for any cohorts and delays. An iteration costs the same
-    bytes, and about 2 ln(N) / p rounds with a part p of N clients in a round, or 2 D + 1 rounds
-    with a round trip of D. Where all messages are equally late, waiting is no loss: in T rounds at
-    most T / (2 D) products with P H can be made, so every method that builds w from them, such as
-    damped steps on late gradients, with or without a memory of older ones, has an error q(P H) e_0
-    with a polynomial q of that degree and q(0) = 1. That of conjugate gradients has the smallest
-    H-norm of all of them.
+    bytes, and about 2 ln(N) / p rounds with a part p of N clients in a round (under secure
+    aggregation 2.8 / p^2, if that is more), or 2 D + 1 rounds with a round trip of D. A run that is
+    too short for a pass, or waits for long, warns. Where all messages are equally late, waiting is
+    no loss: in T rounds at most T / (2 D) products with P H can be made, so every method that
+    builds w from them, such as damped steps on late gradients, with or without a memory of older
+    ones, has an error q(P H) e_0 with a polynomial q of that degree and q(0) = 1. That of conjugate
+    gradients has the smallest H-norm of all of them.
 
     Other losses (Remark 4), "newton" only, are those with a known second derivative: "logistic"
     (one class against the rest), "cross_entropy" (softmax), "huber" (its curvature is that of
