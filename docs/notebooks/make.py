@@ -52,6 +52,8 @@ def run(notebook: dict[str, Any], name: str) -> list[list[dict[str, Any]]]:
     """The outputs of every cell of code. They are run in the current folder; a warning that Jupyter
     would show is an error.
     """
+    if "matplotlib.pyplot" in sys.modules:  # figures that others left open are not the notebook's
+        sys.modules["matplotlib.pyplot"].close("all")
     module = types.ModuleType("notebook")
     before = sys.modules.get("notebook")
     sys.modules["notebook"] = module  # where a dataclass looks for the names in its annotations
