@@ -776,7 +776,7 @@ def test_a_column_of_zeros_hides_nothing(dtype, solver):
 
 def test_cg_stays_accurate_with_quantized_replies():
     """Every fifth iteration asks for the gradient; the rounding of the start would otherwise stay
-    for ever.
+    forever.
     """
     fed = clients_of([200, 300, 250], 6, uneven=0.2)
     run = fd.run(

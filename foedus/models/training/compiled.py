@@ -129,8 +129,10 @@ def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], 
 
     Each client is trained by one thread.
     """
-    known = layers_of(model, args["params"], x) is not None and type(loss) in LOSSES
-    if not kernels.ready or not known or x.device.type != "cpu":
+    if not kernels.ready or type(loss) not in LOSSES or x.device.type != "cpu":
+        return False
+    layers = layers_of(model, args["params"], x)
+    if layers is None:
         return False
     trained = [args[k] for k in ("params", "correction") if k in args]
     numbers = [x, args["weight"], *tree.leaves(trained)]
@@ -138,8 +140,6 @@ def knows(model: Model, loss: Loss, x: Tensor, y: Tensor, args: dict[str, Any], 
         return False
     if any(t.requires_grad for t in (*numbers, y)) or not (x.is_contiguous() and y.is_contiguous()):
         return False
-    layers = layers_of(model, args["params"], x)
-    assert layers is not None
     weights = [weight for weight, _ in layers if weight is not None]
     clients, outputs, threads = len(args["index"]), weights[-1].shape[-2], torch.get_num_threads()
     labels = y.dtype == torch.int64 and y.dim() == 1
